@@ -3,10 +3,10 @@ import argparse
 import datetime
 from dataclasses import Field, dataclass, field, fields, replace
 
+from infra.errors import UserError, demand
 from operators import OPERATORS, n_children
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES
-from tasks.complexity import demand
 from tasks.prompts import FORMATS, template
 from tasks.proof import load
 from trueskill_lite import RATINGS
@@ -189,7 +189,7 @@ def parse_args(description: str | None, argv: list[str] | None = None, saved=Non
 
 
 def config_of_run(saved: dict, path) -> Config:
-    """The Config that the config.json of the run at `path` holds. Raises ValueError for another version's."""
+    """The Config that the config.json of the run at `path` holds. Raises UserError for another version's."""
     odd = sorted(set(saved) ^ {f.name for f in fields(Config)})
     demand(not odd, f"{path} was made by another version, whose flags differ in "
            f"{', '.join(map(spelled, odd))}: use the commit that its env.json names")
@@ -199,7 +199,7 @@ def config_of_run(saved: dict, path) -> Config:
 
 
 def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Config:
-    """Fill in what prompt format, --algo, device and other flags imply. Raises ValueError with the fix."""
+    """Fill in what prompt format, --algo, device and other flags imply. Raises UserError with the fix."""
     # in float32 on a CPU rollout and training agree to 1e-6
     exact = device == "cpu" and cfg.dtype in ("auto", "float32")
     presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo] | dict(importance_cap=0.0 if exact else 2.0)
@@ -217,7 +217,7 @@ def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Conf
 
 
 def check_value(f: Field, value, where: str = "") -> None:
-    """Raises ValueError where a flag cannot have this value: another type, or out of its range."""
+    """Raises UserError where a flag cannot have this value: another type, or out of its range."""
     given, choices, within = f"{where}{spelled(f.name)} {value!r:.60}", *list(f.metadata.values())[1:]
     of_type = type(value) is f.type or (f.type is float and type(value) is int)
     demand(of_type, f"{given}: give a value of type {f.type.__name__}")
@@ -226,7 +226,7 @@ def check_value(f: Field, value, where: str = "") -> None:
 
 
 def numbers_of(cfg: Config, name: str) -> list[float]:
-    """The numbers of a flag whose help begins with their names (LOW,HIGH). Raises ValueError with the fix."""
+    """The numbers of a flag whose help begins with their names (LOW,HIGH). Raises UserError with the fix."""
     text, form = getattr(cfg, name), Config.__dataclass_fields__[name].metadata["help"].partition(":")[0]
     try:
         numbers = [float(number) for number in text.split(",")]
@@ -238,7 +238,7 @@ def numbers_of(cfg: Config, name: str) -> list[float]:
 
 
 def check(cfg: Config) -> None:
-    """Values in their ranges, and flags that agree. Raises ValueError with the fix."""
+    """Values in their ranges, and flags that agree. Raises UserError with the fix."""
     for f in fields(cfg):
         check_value(f, getattr(cfg, f.name))
     numbers_of(cfg, "clip")
@@ -246,7 +246,7 @@ def check(cfg: Config) -> None:
         try:
             datetime.date.fromisoformat(cfg.date)
         except ValueError:
-            raise ValueError(f"--date {cfg.date}: give a day as YYYY-MM-DD") from None
+            raise UserError(f"--date {cfg.date}: give a day as YYYY-MM-DD") from None
     hold, end, floor = numbers_of(cfg, "lr_decay")
     demand(hold < end and floor <= 1, f"--lr-decay {cfg.lr_decay}: HOLD must be below END, FLOOR at most 1")
     task_types, n_students = cfg.task_types.split(","), cfg.pop - cfg.teachers
@@ -265,9 +265,9 @@ def check(cfg: Config) -> None:
            f"--halt-on {cfg.halt_on}: valid: {', '.join(ALARMS)}")
     for kind in task_types:
         for phase in ("propose", "solve"):
-            template(kind, cfg.prompt_format, phase)        # which raises ValueError where there is none
+            template(kind, cfg.prompt_format, phase)        # which raises UserError where there is none
     if "proof" in task_types:
-        load(cfg.theory)                                    # which raises ValueError for a bad theory
+        load(cfg.theory)                                    # which raises UserError for a bad theory
     demand(cfg.tasks != "micro" or set(task_types) <= {"code_o", "code_i"},
            "--tasks micro draws code_o and code_i: give these as --task-types, or a file of tasks")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from config import TARGETS, demand, numbers_of
+from config import TARGETS, numbers_of
+from infra.errors import UserError, demand
 from lora import Adapters
 from operators import BY_NAME, CROSSOVERS, EXACT, MUTATIONS, OPERATORS, adapter_cosines, dw_norm, n_children
 from trueskill_lite import Rating
@@ -77,7 +78,7 @@ def cover(members):
 def learning_rates(cfg, members, step):
     """Adam's rate of each slot: --lr-ROLE where it exists, else --lr (with --single always), times the
     member's scale and what --lr-decay leaves by the run's step, so that no child starts hot again.
-    Raises ValueError for a rate that is not finite."""
+    Raises UserError for a rate that is not finite."""
     hold, end, floor = numbers_of(cfg, "lr_decay")
     left = 1 - (1 - floor) * min(max((step + 1 - hold) / (end - hold), 0.0), 1.0)
     rates = {}
@@ -242,7 +243,7 @@ def genealogy(b, child, norm_ratio):
 
 def cross(directories, operator, out, seed=0, **knobs):
     """Make a child of PEFT directories, the fitter first, in the directory `out`. Returns its norm ratio and
-    the cosines (P + 1, P + 1) of the parents' and the child's dW. Raises ValueError where the adapters do not
+    the cosines (P + 1, P + 1) of the parents' and the child's dW. Raises UserError where the adapters do not
     fit together."""
     def place(path):        # of a module in its model: in this order operators draw for them
         return [int(number) for number in re.findall(r"\d+", path)], TARGETS.index(path.rsplit(".")[-1])
@@ -275,7 +276,7 @@ def main():
     try:
         demand(0 < args.share <= 10, f"--share {args.share}: give a number in (0, 10]")
         ratio, cosines = cross(args.parents, args.operator, args.out, args.seed, **knobs)
-    except (ValueError, OSError) as e:
+    except (UserError, OSError) as e:
         sys.exit(f"evolve: {e}")
     print(f"{args.out} = {args.operator}({', '.join(args.parents)}), norm of its update over its parents' "
           f"mean {ratio:.2f}; cosines, the child last:")

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from attention import KVCache, PagedCache, paged_kernel
 from infra.distributed import ALONE, Ranks
+from infra.errors import UserError
 from infra.gpu import CUDAGraphRunner, send
 from lora import Adapters, AdapterWeights, Route
 from model import Base, closing_table
@@ -267,11 +268,11 @@ def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
              watch: Callable[[Rollout, list[int]], None] | None = None) -> Rollout:
     """sampling.n answers to each prompt by its member, dealt out to `ranks`. watch: of one process, is called
     before each step with the rows so far and the numbers of those that have ended since its last call. Raises
-    ValueError."""
+    UserError."""
     context = base.model.cfg.max_position_embeddings
     longest, new, n = max(map(len, prompts.ids)), sampling.max_new_tokens, sampling.n
     if longest + new > context:
-        raise ValueError(f"a prompt of {longest} tokens and an answer of {new} exceed the base's context of "
+        raise UserError(f"a prompt of {longest} tokens and an answer of {new} exceed the base's context of "
                          f"{context}: lower --max-new-tokens or --n-few-shot")
     assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
     assert watch is None or ranks.world == 1

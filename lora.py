@@ -25,7 +25,8 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 
-from config import TARGETS, demand
+from config import TARGETS
+from infra.errors import demand
 from infra.gpu import send
 
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]      # layer path -> A (R, in), B (out, R)
@@ -106,7 +107,7 @@ class Adapters:
 
     @torch.no_grad()
     def set_factors(self, p: int, factors: Factors) -> None:
-        """Overwrite member p, wholly or not at all. Raises ValueError where layers or shapes differ, or a
+        """Overwrite member p, wholly or not at all. Raises UserError where layers or shapes differ, or a
         number is not finite: 0 * inf reaches others."""
         odd = min(set(factors) ^ set(self.A), default="")
         demand(not odd, f"adapter covers other layers than this population ({odd}): use the same base and "

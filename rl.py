@@ -21,9 +21,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-from config import Config, demand, numbers_of, resolve_config
+from config import Config, numbers_of, resolve_config
 from generate import Rollout
 from infra.distributed import ALONE, Ranks
+from infra.errors import UserError, demand
 from infra.gpu import send
 from lora import Adapters, AdapterWeights, Route
 from model import Base
@@ -209,9 +210,9 @@ class Tally:
 
 
 def halved(n_tokens: int, budget: int, e: torch.OutOfMemoryError) -> int:
-    """The next budget after so many tokens did not fit. Raises ValueError where nothing can be split."""
+    """The next budget after so many tokens did not fit. Raises UserError where nothing can be split."""
     if n_tokens > budget:
-        raise ValueError(f"a row of {n_tokens} tokens does not fit into memory: lower --max-new-tokens, "
+        raise UserError(f"a row of {n_tokens} tokens does not fit into memory: lower --max-new-tokens, "
                          "--rank or --pop, or pass --dtype bfloat16; see --plan") from e
     print(f"note: a micro-batch of {n_tokens} tokens does not fit into memory: --tokens-per-microbatch is "
           f"{n_tokens // 2} from now on", file=sys.stderr, flush=True)
@@ -374,7 +375,7 @@ class Adam:
         return first | {f"v.{i}": x[p] for i, x in enumerate(self.v)}
 
     def load_state_dict(self, p: int, state: dict[str, torch.Tensor]) -> None:
-        """Inverse of state_dict. Raises ValueError for other shapes or not finite numbers, KeyError."""
+        """Inverse of state_dict. Raises UserError for other shapes or not finite numbers, KeyError."""
         for name, x in self.state_dict(p).items():
             demand(state[name].shape == x.shape and state[name].isfinite().all(),
                    f"{name} is {tuple(state[name].shape)}, not finite numbers {tuple(x.shape)}")

@@ -18,6 +18,7 @@ from config import Config, resolve_config
 from eval import common
 from evolve import Member
 from infra.distributed import ALONE
+from infra.errors import UserError
 from lora import Adapters
 from run.checkpoint import seeded_archive, seeds, task_rows
 from run.terminal import block, format_task, print_safely
@@ -31,7 +32,7 @@ from verifier import PortableVerifier, Sandbox, open_sandbox
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line. Raises ValueError for flags that contradict each other."""
+    """The command line. Raises UserError for flags that contradict each other."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="sample.py", description=__doc__, formatter_class=form)
     add = parser.add_argument
@@ -54,9 +55,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     given = [flag for flag in ("task", "program", "prompt") if getattr(args, flag)]
     if len(given) > 1:
-        raise ValueError(f"give one of --{', --'.join(given)}")
+        raise UserError(f"give one of --{', --'.join(given)}")
     if min(args.n, args.samples) < 1:
-        raise ValueError("--n and --samples must be at least 1")
+        raise UserError("--n and --samples must be at least 1")
     return args
 
 
@@ -74,7 +75,7 @@ def open_setup(args: argparse.Namespace, population: common.Population,
 
 
 def given_tasks(args: argparse.Namespace, setup: Setup, dealer: Member) -> list[ProposalRecord]:
-    """What students attempt: the tasks of --task, of --program, or fresh ones. Raises ValueError for a task
+    """What students attempt: the tasks of --task, of --program, or fresh ones. Raises UserError for a task
     that is not valid."""
     what = "--program"
     if args.program:
@@ -126,7 +127,7 @@ def show_answers(setup: Setup, text: str, members: list[Member]) -> None:
 
 
 def main() -> int:
-    """The command line. Raises ValueError for what the user can mend."""
+    """The command line. Raises UserError for what the user can mend."""
     args = parse_args()
     population = common.load(args)
     names = [name for name in population.slots if name != common.BASE or args.beside]

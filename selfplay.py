@@ -17,6 +17,7 @@ import evolve
 from evolve import ROLES, Member, members_of, plays
 from generate import Prompts, Rollout, SamplingParams, generate
 from infra.distributed import Ranks
+from infra.errors import UserError
 from lora import Adapters
 from micro.programs import fresh_program
 from model import Base
@@ -173,7 +174,7 @@ def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int
 
 
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
-    """Gold outputs for given proposals. Raises ValueError naming the first invalid one."""
+    """Gold outputs for given proposals. Raises UserError naming the first invalid one."""
     verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p) for p in proposals])
     tasks = []
     for number, (p, verdict) in enumerate(zip(proposals, verdicts), 1):
@@ -183,7 +184,7 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
             result = kind.accept(p, verdict, s.limits, kind.key(p, s.cfg.dedupe))
         if isinstance(result, Reject):
             what_it_is = f"{p.program[:80]!r} on {p.inputs[0][:40]!r}"
-            raise ValueError(f"{what}: task {number} is not valid ({result.reason}): {what_it_is}")
+            raise UserError(f"{what}: task {number} is not valid ({result.reason}): {what_it_is}")
         tasks.append(result)
     return tasks
 

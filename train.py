@@ -18,6 +18,8 @@ import signal
 import sys
 from collections.abc import Callable
 
+from infra.errors import UserError
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)       # imports take seconds: Ctrl-C ends them in silence
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # waiting threads that spin cost more than they save
@@ -245,7 +247,7 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
 
 
 def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
-    """A whole run, until cfg.steps or enough(row). Raises ValueError, or Interrupted after saving."""
+    """A whole run, until cfg.steps or enough(row). Raises UserError, or Interrupted after saving."""
     ranks = Ranks.join(cfg.device)
     with contextlib.ExitStack() as stack:
         cfg, base = ranks.together(lambda: prepare(cfg, ranks))
@@ -256,7 +258,7 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
         before = config_of_run(run.config(), run.path) if resuming else cfg
         cfg, base = keep_date(cfg, base, before.date, ranks)
         if resuming and (changed := differing(vars(before), vars(cfg), FREE)):
-            raise ValueError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
+            raise UserError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
                              "leave these flags out, or give another --name")
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
         frozen = hash_base(base, ranks)
@@ -302,9 +304,9 @@ if __name__ == "__main__":
             sys.exit(show_plan(cfg))
         main(cfg)
         leave()
-    except (ValueError, OSError) as e:
+    except (UserError, OSError) as e:
         print(f"train.py: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, ValueError) else 1)
+        sys.exit(2 if isinstance(e, UserError) else 1)
     except Interrupted as e:
         sys.exit(EXIT_HALTED if isinstance(e, Halted) else 130)
     except KeyboardInterrupt:

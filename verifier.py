@@ -25,6 +25,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
+from infra.errors import UserError
 from sandbox import portable
 from sandbox.profiles import PROFILES
 from sandbox.scheduler import Scheduler
@@ -68,17 +69,17 @@ class Sandbox(AbstractContextManager):
 
     profile: what programs may import and use, "train" or "eval" (see profiles.Profile); cpu_s, wall_s,
     mem_mb: other limits than its own. without: layers to leave out, for tests of the tiers ("seccomp",
-    "namespaces"). tier and report say what protects. Raises ValueError where it cannot protect.
+    "namespaces"). tier and report say what protects. Raises UserError where it cannot protect.
     """
 
     def __init__(self, workers=0, without=(), profile="train", **limits):
         if profile not in PROFILES:
-            raise ValueError(f"profile {profile!r}: give one of {', '.join(PROFILES)}")
+            raise UserError(f"profile {profile!r}: give one of {', '.join(PROFILES)}")
         limits = replace(PROFILES[profile], **limits)
         if workers < 0 or limits.cpu_s < 0.01 or limits.wall_s < limits.cpu_s or limits.mem_mb < 16:
-            raise ValueError("the sandbox needs workers >= 0, cpu_s >= 0.01, wall_s >= cpu_s, mem_mb >= 16")
+            raise UserError("the sandbox needs workers >= 0, cpu_s >= 0.01, wall_s >= cpu_s, mem_mb >= 16")
         if sys.platform != "linux":
-            raise ValueError("The sandbox for model code needs Linux: use a Linux container (.devcontainer "
+            raise UserError("The sandbox for model code needs Linux: use a Linux container (.devcontainer "
                              "describes one) or, on Windows, WSL2.")
         left_out = {name: "left out" for name in without}
         options = dict(profile=profile, mem_mb=limits.mem_mb, without=left_out,
@@ -108,18 +109,18 @@ class Sandbox(AbstractContextManager):
         return met | {"endless loop": "refused: timeout" if end == "timeout" else end}
 
     def find_tier(self):
-        """The tier, by the layers and what the canaries meet. Raises ValueError where one gets past."""
+        """The tier, by the layers and what the canaries meet. Raises UserError where one gets past."""
         layers = self.report
         holes = [f"{name} ({layers.get(name)})" for name in REQUIRED if layers.get(name) != "ok"]
         if not holes:
             verdict, = self.run([Job("def f(x): return {x: (x,)}", ("2",), deterministic=True)])
             if verdict.outputs != ('{"d":[[2,{"t":[2]}]]}',):
-                raise ValueError(f"no program runs in this sandbox: {layers}")
+                raise UserError(f"no program runs in this sandbox: {layers}")
             met, stopped = self.send_canaries(), ("refused", "violation")
             holes = [f"{name} ({how})" for name, how in met.items() if not how.startswith(stopped)]
             layers["canaries"] = met
         if holes:
-            raise ValueError("The sandbox refuses to run model code here, because a program could get past "
+            raise UserError("The sandbox refuses to run model code here, because a program could get past "
                              f"it: {'; '.join(holes)}. Use Linux on x86-64 or aarch64 with seccomp.")
         return "full" if layers["empty_root"] == "ok" else "no namespaces"
 
@@ -178,12 +179,12 @@ class PortableVerifier(AbstractContextManager):
 
 def open_sandbox(kind: str, prompt_format: str, workers: int = 0) -> Sandbox | PortableVerifier:
     """The verifier of programs in a prompt format: "fork", "portable" (micro alone), or "auto", the fork
-    where its walls can be had. Raises ValueError where there is none for this format here."""
+    where its walls can be had. Raises UserError where there is none for this format here."""
     if kind == "portable":
         return PortableVerifier()
     try:
         return Sandbox(workers)
-    except ValueError as error:
+    except UserError as error:
         if kind == "fork" or prompt_format != "micro":
             raise
         return PortableVerifier(str(error))
@@ -248,7 +249,7 @@ def main():
     args = parser.parse_args()
     try:
         sandbox = Sandbox(without=args.without)
-    except (ValueError, OSError) as e:
+    except (UserError, OSError) as e:
         sys.exit(str(e))
     with sandbox:
         print(f"tier: {sandbox.tier}")

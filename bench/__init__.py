@@ -1,2 +1,2 @@
 """The measured claims; `python -m bench decode`."""
-import infra  # noqa: F401  (says what to do without torch)
+import infra.needs_torch  # noqa: F401  (says what to do without torch)

@@ -15,6 +15,8 @@ import json
 import os
 import sys
 
+from infra.errors import UserError
+
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # read when torch is imported, hence before it
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -41,7 +43,7 @@ def main() -> None:
     args = parser().parse_args()
     try:
         figures = COMMANDS[args.command][0](args)
-    except ValueError as error:
+    except UserError as error:
         parser().exit(2, f"bench {args.command}: {error}\n")
     print(json.dumps(dict(command=args.command, **figures)))
     sys.exit(0 if figures.get("correct", True) else 1)

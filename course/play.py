@@ -11,6 +11,7 @@ from itertools import count
 
 import selfplay
 from evolve import members_of, plays
+from infra.errors import UserError
 from run.startup import opened
 from run.terminal import block, print_safely
 from selfplay import BASE, solve_rate
@@ -38,7 +39,7 @@ def teachers_task(s, state, step):
 
 
 def your_task(s):
-    """A task of yours, and your score of 1/2; None ends the game. Raises ValueError for no task."""
+    """A task of yours, and your score of 1/2; None ends the game. Raises UserError for no task."""
     print("a function f(x), its lines, then an empty line:")
     lines = list(iter(lambda: input("    "), ""))
     if not lines:
@@ -46,21 +47,21 @@ def your_task(s):
     text = "\n".join([*lines, f"f({input('its input, as between the brackets of a call: ')})"])
     proposal = TASK_TYPES["code_o"].parse_proposal(text, "micro", [], s.limits)
     if isinstance(proposal, Reject):
-        raise ValueError(f"no task ({proposal.reason})")
+        raise UserError(f"no task ({proposal.reason})")
     return selfplay.make_tasks(s, [proposal], "yours")[0], 0.5
 
 
 def play(path: str, teach: bool) -> None:
-    """The game, from the run's last checkpoint. Raises ValueError where there is none."""
+    """The game, from the run's last checkpoint. Raises UserError where there is none."""
     with opened(path, n_prompts=1) as (s, state):
         if s.base.prompt_format != "micro":
-            raise ValueError(f"{path}: this game is for runs of the micro base")
+            raise UserError(f"{path}: this game is for runs of the micro base")
         env = RATINGS[s.cfg.rating]()
         you = env.new()
         for step in count(10 ** 6):             # steps that no run reaches: other draws
             try:
                 asked = your_task(s) if teach else teachers_task(s, state, step)
-            except ValueError as e:
+            except UserError as e:
                 print(e)
                 continue
             if not asked:
@@ -94,5 +95,5 @@ if __name__ == "__main__":
         play(args.run, args.teach)
     except (EOFError, KeyboardInterrupt):
         print()
-    except (ValueError, OSError) as e:
+    except (UserError, OSError) as e:
         sys.exit(f"course.play: {e}")

@@ -24,6 +24,7 @@ from eval import common
 from eval.common import Population
 from generate import Prompts, Rollout, SamplingParams, generate
 from infra.distributed import ALONE
+from infra.errors import UserError
 from model import Base
 from run.checkpoint import RunDir
 from tasks.prompts import FORMATS, THINK, Prompt, Rendered, decode_answers, render
@@ -63,9 +64,9 @@ def self_test(items: list, published: Callable, verify: Callable) -> int:
 
 
 def pick_prompt_format(args: argparse.Namespace, base: Base) -> str:
-    """--prompt with auto decided. Raises ValueError for a chat template that is not there."""
+    """--prompt with auto decided. Raises UserError for a chat template that is not there."""
     if args.prompt in ("chat", "direct") and not base.tokenizer.chat_template:
-        raise ValueError(f"--prompt {args.prompt}: {base.path} has no chat template; use envelope or plain")
+        raise UserError(f"--prompt {args.prompt}: {base.path} has no chat template; use envelope or plain")
     if args.prompt == "auto":
         return "chat" if is_chat_model(base.tokenizer, base.eos_ids) else "plain"
     return args.prompt
@@ -86,11 +87,11 @@ def put(question: str | Prompt | list[int], prompt_format: str, base: Base) -> R
 
 
 def fits(ids: dict, max_new: int, context: int) -> int:
-    """Tokens of the longest question. Raises ValueError where it and max_new exceed the base's context."""
+    """Tokens of the longest question. Raises UserError where it and max_new exceed the base's context."""
     n, name = max((len(tokens), name) for name, tokens in ids.items())
     if n + max_new > context:
         fix = f"lower --max-new-tokens to at most {context - n}" if n < context else "it is too long"
-        raise ValueError(f"{'/'.join(name)} has {n} tokens, which with --max-new-tokens {max_new} exceeds "
+        raise UserError(f"{'/'.join(name)} has {n} tokens, which with --max-new-tokens {max_new} exceeds "
                          f"the base's context of {context}: {fix}")
     return n
 
@@ -179,7 +180,7 @@ def answer_all(population: Population, items: list, ask: Callable, verify: Calla
 
     ask(item) -> text, token ids or Prompt; verify as in `verified`, whose texts begin with what the prompt
     holds of the answer (Rendered.opening); answer: `answer_call`, or what stands for it; summary.comparable
-    leaves out what the sandbox failed on. Raises ValueError where a question does not fit the context.
+    leaves out what the sandbox failed on. Raises UserError where a question does not fit the context.
     """
     have = {place_of(row): row for row in done}
     rendered = {(item.bench, item.id): put(ask(item), prompt_format, population.base) for item in items}

@@ -16,12 +16,12 @@ from pathlib import Path
 from eval.summary import BASE, comparable, coverage, pass_table, passes, summarise, table
 from evolve import member_order
 from infra.distributed import Ranks
+from infra.errors import UserError, demand
 from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
 from model import Base
 from run.directory import RunDir
 from run.platform import Interrupted
-from tasks.complexity import demand
 from tasks.prompts import day_told
 from weights import files_hash, load_base, load_peft, read_peft
 
@@ -62,23 +62,23 @@ def parser_of(name: str, doc: str, default_max_new: int | None, without: tuple =
 
 
 def check(args: argparse.Namespace) -> argparse.Namespace:
-    """The flags. Raises ValueError where they contradict themselves."""
+    """The flags. Raises UserError where they contradict themselves."""
     if min(n for n in (args.samples, args.max_new, args.max_rows) if n is not None) < 1:
-        raise ValueError("--samples, --max-new-tokens and --rollout-batch must be at least 1")
+        raise UserError("--samples, --max-new-tokens and --rollout-batch must be at least 1")
     if getattr(args, "limit", 0) < 0 or not 0 <= args.temperature < math.inf:
-        raise ValueError("--limit and --temperature must not be negative")
+        raise UserError("--limit and --temperature must not be negative")
     demand(args.samples == 1 or args.temperature > 0, f"--samples {args.samples} at temperature 0 are the "
            f"same answer {args.samples} times: give --temperature 0.6 or one sample")
     return args
 
 
 def choose(names: str, valid: tuple[str, ...], flag: str = "--bench", thing: str = "benchmark") -> list[str]:
-    """The names that a flag gives, in order. Raises ValueError with the near name for one not valid."""
+    """The names that a flag gives, in order. Raises UserError with the near name for one not valid."""
     wanted = dict.fromkeys(name.strip().lower() for name in names.split(",") if name.strip())
     for name in [name for name in wanted if name not in valid]:
         near = "".join(difflib.get_close_matches(name, valid, 1, 0.4))
         hint = f"; did you mean {near}?" if near else "."
-        raise ValueError(f"{flag} {name}: no such {thing}{hint} Valid: {', '.join(valid)}")
+        raise UserError(f"{flag} {name}: no such {thing}{hint} Valid: {', '.join(valid)}")
     return list(wanted)
 
 
@@ -86,9 +86,9 @@ def command(name: str, main: Callable[[], int]) -> None:
     """Leaves with main's exit code; 2: the user can mend it, 1: the machine's trouble, 130: Ctrl-C."""
     try:
         sys.exit(main())
-    except (ValueError, OSError) as e:
+    except (UserError, OSError) as e:
         print(f"{name}: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, ValueError) else 1)
+        sys.exit(2 if isinstance(e, UserError) else 1)
     except (KeyboardInterrupt, Interrupted):
         print(f"{name}: interrupted; the same command goes on from what is on disk", file=sys.stderr)
         sys.exit(130)
@@ -107,7 +107,7 @@ class Population:
 
 
 def load(args: argparse.Namespace) -> Population:
-    """The base, --run's last checkpoint and --adapters. Raises ValueError for what `stack` cannot stack."""
+    """The base, --run's last checkpoint and --adapters. Raises UserError for what `stack` cannot stack."""
     given = [Path(directory).expanduser() for directory in args.adapters]
     if args.run:
         run = Path(args.run).expanduser()
@@ -133,7 +133,7 @@ def of_run(args: argparse.Namespace, name: str):
 
 
 def peft_directories(given: list[Path]) -> dict[str, Path]:
-    """Member name -> PEFT directory, of directories that are one or hold some; else raises ValueError."""
+    """Member name -> PEFT directory, of directories that are one or hold some; else raises UserError."""
     paths = []
     for directory in given:
         is_one = (directory / "adapter_config.json").exists()
@@ -148,7 +148,7 @@ def peft_directories(given: list[Path]) -> dict[str, Path]:
 
 
 def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Population:
-    """Base and PEFT adapters, stacked. Raises ValueError for damaged ones, other bases, several shapes."""
+    """Base and PEFT adapters, stacked. Raises UserError for damaged ones, other bases, several shapes."""
     adapters, hashes = None, {}
     for slot, (name, path) in enumerate(directories.items()):
         if adapters is None:
@@ -167,7 +167,7 @@ def open_out(args: argparse.Namespace, population: Population, prompt_format: st
              default: str) -> tuple[RunDir, list[dict]]:
     """The directory of results (default: its name where --out gives none) and the answers already there.
     data: SHA-256 of each benchmark's file. The population's base is told the date of those answers. Raises
-    ValueError where they were made otherwise (members and benchmarks may be new ones)."""
+    UserError where they were made otherwise (members and benchmarks may be new ones)."""
     run = RunDir(Path(args.out or Path(args.run or "out", default)).expanduser())
     dtypes = sorted({str(p.dtype) for p in population.base.model.parameters()})
     config = dict(base=str(population.base.path), base_hash=population.base_hash, dtype=dtypes,

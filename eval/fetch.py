@@ -17,7 +17,7 @@ from pathlib import Path
 from torch.hub import download_url_to_file
 
 from eval import common
-from weights import explained
+from infra.errors import UserError, demand, explained
 
 # benchmark -> its files: name on the disk, address, SHA-256 of the editions that we know
 FILES = json.loads(Path(__file__).with_name("published.json").read_text())
@@ -33,9 +33,32 @@ class Item:
     gold: str
 
 
+class Row(dict):
+    """A row of a published file. Where a field is missing or of another type, it is another file."""
+
+    def __missing__(self, name: str) -> None:
+        raise UserError(f"it lacks {name!r}")
+
+    def typed(self, name: str, *kinds: type) -> object:
+        """A field's value, of one of these types. Raises UserError otherwise."""
+        value = self[name]
+        demand(isinstance(value, kinds), f"{name!r} is {value!r:.60}")
+        return value
+
+
+def row_of(line: bytes) -> Row:
+    """A line of a published file. Raises UserError where it is no JSON object."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{type(error).__name__}: {error}") from None
+    demand(isinstance(row, dict), "it is no JSON object")
+    return Row(row)
+
+
 def read(name: str, known: dict, data: str) -> tuple[Path, bytes, str]:
     """Path, contents and SHA-256 of a benchmark's file, which is fetched unless it is there. Raises
-    ValueError where it cannot be had, is damaged, or is fetched and another one."""
+    UserError where it cannot be had, is damaged, or is fetched and another one."""
     path = Path(data).expanduser() / known["file"]
     packed = path.with_name(f"{path.name}.gz")
     if packed.is_file() or known["url"].endswith(".gz") and not path.is_file():
@@ -53,14 +76,15 @@ def read(name: str, known: dict, data: str) -> tuple[Path, bytes, str]:
     if sha not in known["sha256"]:
         if is_new:
             path.unlink()
-            raise ValueError(f"{known['url']} gave another file than we know: try again, or pass --data DIR "
+            raise UserError(f"{known['url']} gave another file than we know: try again, or pass --data DIR "
                              "with the edition that you trust")
         print(f"note: {path} is not an edition of {name} that we know (SHA-256 {sha})", file=sys.stderr)
     return path, raw, sha
 
 
 def load(args: argparse.Namespace, sets: tuple[str, ...], make: Callable) -> tuple[list, dict[str, str]]:
-    """make(name, number, row) of the first rows of each --bench, SHA-256 by file. Raises ValueError."""
+    """make(name, number, Row) of the first rows of each --bench, SHA-256 by file. Raises UserError, as `make`
+    does for a row that is not the published one's."""
     items, hashes = [], {}
     for name in common.choose(args.bench, sets) or [name for name in sets if name != LARGE]:
         end = len(items) + (args.limit or sys.maxsize)
@@ -69,7 +93,9 @@ def load(args: argparse.Namespace, sets: tuple[str, ...], make: Callable) -> tup
             for number, line in enumerate(io.BytesIO(raw)):
                 if len(items) == end:
                     break
-                with explained(f"{path}, line {number + 1}: not the published file; remove it, and it is "
-                               "fetched again", (ValueError, LookupError, TypeError, AttributeError)):
-                    items.append(make(name, number, json.loads(line)))
+                try:
+                    items.append(make(name, number, row_of(line)))
+                except UserError as error:
+                    raise UserError(f"{path}, line {number + 1}: not the published file; remove it, and it "
+                                    f"is fetched again ({error})") from None
     return items, hashes

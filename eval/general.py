@@ -23,39 +23,40 @@ from torch.nn.utils.rnn import pad_sequence
 from eval import answering, common, fetch
 from eval.fetch import Item
 from eval.summary import summarise
-from tasks.complexity import demand
-from weights import explained
+from infra.errors import UserError, demand, explained
 
 LETTERS = "ABCD"
 CSV = re.compile(r"(?:.*/)?(?P<split>dev|val|test)/(?P<subject>\w+)_(?P=split)\.csv")
 
 
 def questions(raw: bytes, name: str) -> list[tuple[str, str]]:
-    """(question with its choices, letter) of a CSV file. Raises ValueError that names file and line."""
-    out = []
-    with explained(f"mmlu.tar, {name}.csv: remove it, and it is fetched again", (ValueError, csv.Error)):
+    """(question with its choices, letter) of a CSV file. Raises UserError that names file and line."""
+    damaged = f"mmlu.tar, {name}.csv: remove it, and it is fetched again"
+    with explained(damaged, (ValueError, csv.Error)):
         reader = csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""))
-        for row in filter(None, reader):
-            demand(len(row) == 6 and row[5].strip() in tuple(LETTERS),
-                   f"line {reader.line_num}: expected a question, four choices and a letter")
-            choices = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, row[1:])]
-            out.append(("\n".join([row[0], *choices, "Answer:"]), row[5].strip()))
+        rows = [(reader.line_num, row) for row in reader if row]
+    out = []
+    for line, row in rows:
+        demand(len(row) == 6 and row[5].strip() in tuple(LETTERS),
+               f"{damaged} (line {line}: expected a question, four choices and a letter)")
+        choices = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, row[1:])]
+        out.append(("\n".join([row[0], *choices, "Answer:"]), row[5].strip()))
     return out
 
 
 def load(data: str, split: str = "test", limit: int = 0) -> tuple[list[Item], dict[str, str]]:
-    """The first `limit` (0 = all) questions of every subject, and the archive's SHA-256. Raises ValueError
+    """The first `limit` (0 = all) questions of every subject, and the archive's SHA-256. Raises UserError
     for a damaged one. (The two spaces before the subject's name are the published code's.)"""
     path, raw, sha = fetch.read("mmlu", fetch.FILES["mmlu"][0], data)
     files, items = {"dev": {}, "val": {}, "test": {}}, []
-    with explained(f"{path} cannot be read: remove it, and it is fetched again",
-                   (tarfile.TarError, EOFError, OSError, ValueError)):
+    damaged = f"{path} cannot be read: remove it, and it is fetched again"
+    with explained(damaged, (tarfile.TarError, EOFError, OSError, ValueError)):
         with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
             for member in tar:
                 if (match := CSV.fullmatch(member.name)) and member.isfile():
                     files[match["split"]][match["subject"]] = tar.extractfile(member).read()
-        demand(files[split] and files[split].keys() <= files["dev"].keys(),
-               f"it lacks questions ({split}) or examples (dev)")
+    demand(files[split] and files[split].keys() <= files["dev"].keys(),
+           f"{damaged} (it lacks questions ({split}) or examples (dev))")
     for subject, text in sorted(files[split].items()):
         head = "The following are multiple choice questions (with answers) about  "
         head += subject.replace("_", " ") + "."
@@ -72,10 +73,10 @@ def ask(item: Item, prompt_format: str, base) -> list[int]:
 
 
 def letter_ids(tokenizer) -> list[int]:
-    """The tokens of " A" to " D" after "Answer:". Raises ValueError where more than the last one differs."""
+    """The tokens of " A" to " D" after "Answer:". Raises UserError where more than the last one differs."""
     whole = [tokenizer(f"Answer: {letter}").input_ids for letter in LETTERS]
     if len({tuple(ids[:-1]) for ids in whole}) > 1 or len({ids[-1] for ids in whole}) < len(LETTERS):
-        raise ValueError("this base's tokenizer has no token for each letter, so MMLU cannot be asked")
+        raise UserError("this base's tokenizer has no token for each letter, so MMLU cannot be asked")
     return [ids[-1] for ids in whole]
 
 
@@ -111,7 +112,7 @@ def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line. Raises ValueError for what the user can mend."""
+    """The command line. Raises UserError for what the user can mend."""
     without = "bench", "samples", "temperature", "prompt", "seed", "max-new-tokens"
     parser = common.parser_of("eval.general", __doc__, None, without)
     parser.add_argument("--split", default="test", choices=("test", "val"),

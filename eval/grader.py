@@ -17,6 +17,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from infra.errors import UserError
 from tasks.prompts import concluded
 
 LIMIT_S, START_S = 10.0, 120.0          # CPU time of one answer; of importing sympy on a busy machine
@@ -89,7 +90,7 @@ class Grader:
 
     def __init__(self):
         if find_spec("math_verify") is None:
-            raise ValueError("mathematics is graded by math-verify, which is not here: pip install -r "
+            raise UserError("mathematics is graded by math-verify, which is not here: pip install -r "
                              "requirements-eval.txt")
         self.process = None
 

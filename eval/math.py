@@ -14,21 +14,21 @@ from eval import answering, common, fetch
 from eval.fetch import Item
 from eval.forms import forms
 from eval.grader import Grader
+from infra.errors import demand
 from tasks.prompts import concluded
 
 SETS = ("aime24", "aime25", "amc23", "math500", "minerva", "gsm8k", "olympiadbench")
 
 
-def item_of(bench: str, number: int, row: dict) -> Item:
-    """An item from the row of this number, from 0. Raises LookupError for a row of another file. Gold is the
+def item_of(bench: str, number: int, row: fetch.Row) -> Item:
+    """An item from the row of this number, from 0. Raises UserError for a row of another file. Gold is the
     answer (GSM8K: what follows "####"), OlympiadBench's list of one, or, where there is none, the solution,
     from whose box the grader takes it (Minerva)."""
     gold = row.get("answer", row.get("final_answer", row.get("solution")))
     if isinstance(gold, list):
-        gold = gold[0]
+        gold = "".join(map(str, gold[:1]))
     gold = str(gold).rpartition("####")[2].strip()
-    if gold in ("", "None"):
-        raise LookupError("no answer")
+    demand(gold not in ("", "None"), "no answer")
     name = row.get("unique_id", row.get("id", row.get("idx", number)))
     return Item(bench, str(name), row.get("problem") or row["question"], gold)
 
@@ -51,7 +51,7 @@ def told_apart(item: Item, grader: Grader) -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; 0, or 1 where the self-test fails. Raises ValueError for what the user can mend."""
+    """The command line; 0, or 1 where the self-test fails. Raises UserError for what the user can mend."""
     parser = common.parser_of("eval.math", __doc__, default_max_new=2048)
     args = common.check(parser.parse_args(argv))
     items, hashes = fetch.load(args, SETS, item_of)

@@ -9,15 +9,17 @@ from statistics import NormalDist
 
 import numpy as np
 
+from infra.errors import UserError
+
 EXACT_SIGNS = 16                    # seeds up to which every sign pattern is counted
 FEWEST_RUNS = 5                     # that have an interval
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Chance that one of k answers to a question is right, from n answers of which c are right: 1 - C(n-c, k)
-    / C(n, k), unbiased (Chen et al. 2021, arXiv 2107.03374, eq. 1). Raises ValueError for k > n."""
+    / C(n, k), unbiased (Chen et al. 2021, arXiv 2107.03374, eq. 1). Raises UserError for k > n."""
     if not (0 <= c <= n and 1 <= k <= n):
-        raise ValueError(f"pass@{k} from {n} answers, {c} of them right: k must be from 1 to the number of "
+        raise UserError(f"pass@{k} from {n} answers, {c} of them right: k must be from 1 to the number of "
                          "answers (--samples draws more), and right ones no more than answers")
     return 1.0 - math.prod((n - c - i) / (n - i) for i in range(k))
 
@@ -25,10 +27,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def covered(answers: list[tuple[int, int]], k: int) -> float:
     """Chance that one of k answers to a question is right, as many of them from each member. answers: of each
     member how many it gave, and how many are right. Unbiased, as members answer independently; of one member
-    pass@k. Raises ValueError where k is no multiple of the members."""
+    pass@k. Raises UserError where k is no multiple of the members."""
     share, rest = divmod(k, len(answers))
     if rest:
-        raise ValueError(f"{k} answers cannot be dealt out evenly to {len(answers)} members")
+        raise UserError(f"{k} answers cannot be dealt out evenly to {len(answers)} members")
     return 1.0 - math.prod(1.0 - pass_at_k(n, right, share) for n, right in answers)
 
 

@@ -1,6 +1,1 @@
-"""Below the core: devices, number formats, processes. Without torch, importing it says what to install."""
-import sys
-from importlib.util import find_spec
-
-if not find_spec("torch"):
-    sys.exit("torch is not installed: `make setup`, then . .venv/bin/activate")
+"""Below the core: errors, devices, number formats, processes."""

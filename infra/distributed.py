@@ -17,6 +17,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from infra.errors import UserError
+
 TIMEOUT = timedelta(minutes=30)     # longest wait for another process: a hang would be worse than an error
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -32,12 +34,12 @@ def reuse_memory() -> None:
 
 
 def card_of(device: str, world: int) -> int:
-    """The number of this process's card. Raises ValueError where it has none of its own."""
+    """The number of this process's card. Raises UserError where it has none of its own."""
     if world > 1 and device != "cuda":
-        raise ValueError(f"--device {device} names one card for {world} processes: pass --device cuda")
+        raise UserError(f"--device {device} names one card for {world} processes: pass --device cuda")
     own = int(os.environ.get("LOCAL_RANK", 0)) if device == "cuda" else torch.device(device).index or 0
     if own >= (n_cards := torch.cuda.device_count()):
-        raise ValueError(f"--device {device}: there is no card {own}, torch sees {n_cards}: name another, or "
+        raise UserError(f"--device {device}: there is no card {own}, torch sees {n_cards}: name another, or "
                          "lower torchrun's --nproc_per_node")
     return own
 
@@ -66,17 +68,17 @@ class Ranks:
     @classmethod
     def join(cls, device: str) -> "Ranks":
         """Join torchrun's process group if there is one. device: "auto", "cpu", "cuda" (the card of this
-        process) or "cuda:1". Raises ValueError where there is none."""
+        process) or "cuda:1". Raises UserError where there is none."""
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device):
-            raise ValueError(f"--device {device}: give auto, cpu, cuda or cuda:1")
+            raise UserError(f"--device {device}: give auto, cpu, cuda or cuda:1")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
-            raise ValueError(f"--device {device}: torch sees no CUDA device; use --device cpu")
+            raise UserError(f"--device {device}: torch sees no CUDA device; use --device cpu")
         reuse_memory()
         world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
         if not 0 <= rank < world:
-            raise ValueError(f"RANK is {rank} in the environment, but WORLD_SIZE makes {world} process(es): "
+            raise UserError(f"RANK is {rank} in the environment, but WORLD_SIZE makes {world} process(es): "
                              "unset both, or start by torchrun, which sets them")
         if device.startswith("cuda"):
             device = f"cuda:{card_of(device, world)}"
@@ -108,14 +110,14 @@ class Ranks:
         return n
 
     def broadcast(self, make, source: int = 0):
-        """make() on process `source`, its JSON-able result on all of them; a ValueError is raised in all."""
+        """make() on process `source`, its JSON-able result on all of them; a UserError is raised in all."""
         if self.world == 1:
             return make()
         message = {}
         if self.rank == source:
             try:
                 message = dict(result=make())
-            except ValueError as e:
+            except UserError as e:
                 message = dict(error=str(e))
         text = json.dumps(message).encode()
         size = torch.tensor([len(text)], device=self.device)
@@ -126,21 +128,21 @@ class Ranks:
         dist.broadcast(data, source)
         message = json.loads(data.cpu().numpy().tobytes())
         if "error" in message:
-            raise ValueError(message["error"])
+            raise UserError(message["error"])
         return message["result"]
 
     def together(self, make):
-        """make() in every process. Where it raises ValueError in one, all raise it: nobody waits."""
+        """make() in every process. Where it raises UserError in one, all raise it: nobody waits."""
         if self.world == 1:
             return make()
         result, error = None, ""
         try:
             result = make()
-        except ValueError as e:
+        except UserError as e:
             error = str(e) or repr(e)
         failed = self.all_reduce_min(self.rank if error else self.world)
         if failed < self.world:
-            raise ValueError(self.broadcast(lambda: error, source=failed))
+            raise UserError(self.broadcast(lambda: error, source=failed))
         return result
 
     def broadcast_member(self, adapters, slot: int) -> None:
@@ -154,7 +156,7 @@ class Ranks:
                     own.copy_(sent)
 
     def check_equal(self, values: dict[str, int | torch.Tensor], where: str, advice: str = "") -> None:
-        """Raises ValueError in every process if one of these values is not the same in all of them. Of a
+        """Raises UserError in every process if one of these values is not the same in all of them. Of a
         tensor the checksum is compared: one vector of a number per value is gathered. The message is `where`,
         the value's name, the processes, and `advice`."""
         if self.world == 1:
@@ -169,11 +171,11 @@ class Ranks:
         names = [name for name, column in zip(values, differs.T) if column.any()]
         ranks = [str(rank) for rank, row in enumerate(differs) if row.any()]
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        raise ValueError(f"{where}: {names[0]}{more} is not the same in process {', '.join(ranks)} as in "
+        raise UserError(f"{where}: {names[0]}{more} is not the same in process {', '.join(ranks)} as in "
                          f"process 0{advice}")
 
     def check_population(self, adapters, members: list, where: str) -> None:
-        """Raises ValueError in every process where one has other factors, names or ratings than process 0."""
+        """Raises UserError in every process where one has other factors, names or ratings than process 0."""
         text = json.dumps(list(map(asdict, members))).encode()
         values = dict(members=int.from_bytes(hashlib.sha256(text).digest()[:7], "big"))
         for path, pair in adapters.masters.items():

@@ -7,6 +7,8 @@ LLM.int8(), 2208.07339, section 2); a product makes the matrix of one layer agai
 import torch
 import torch.nn.functional as F
 
+from infra.errors import UserError
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -42,11 +44,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None,
 
 def pick_dtype(name: str, device: torch.device) -> str:
     """The name in DTYPES that a --dtype flag means. auto is bfloat16 on a CUDA card that computes it by
-    itself (from the Ampere generation on), float32 elsewhere; int8 computes in the same. Raises ValueError
+    itself (from the Ampere generation on), float32 elsewhere; int8 computes in the same. Raises UserError
     for bfloat16 on a card without."""
     has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "bfloat16" and not has_bfloat16:
-        raise ValueError(f"--dtype bfloat16: {torch.cuda.get_device_name(device)} does not have it; leave "
+        raise UserError(f"--dtype bfloat16: {torch.cuda.get_device_name(device)} does not have it; leave "
                          "--dtype out")
     if name in DTYPES:
         return name

@@ -21,6 +21,7 @@ from collections import defaultdict
 import torch
 
 from generate import Prompts, SamplingParams, generate
+from infra.errors import UserError
 from micro import data
 from model import Base
 from sandbox.values import encode
@@ -101,7 +102,7 @@ def main(args: argparse.Namespace) -> None:
     """Print the table row by row, the mean over the sizes last."""
     base = load_base(args.base)
     if base.prompt_format != "micro":
-        raise ValueError(f"{args.base} wants the {base.prompt_format} prompt format: give a micro base")
+        raise UserError(f"{args.base} wants the {base.prompt_format} prompt format: give a micro base")
     print(f"{'statements':18s}" + "".join(f"{size:<5}" for size in range(1, 7)) + " mean")
     with open_sandbox("auto", base.prompt_format, workers=1) as sandbox:
         for row, sizes in SIZES.items():
@@ -119,5 +120,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     try:
         main(parser.parse_args())
-    except ValueError as error:
+    except UserError as error:
         sys.exit(f"micro.evaluate: {error}")

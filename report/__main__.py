@@ -10,13 +10,14 @@ import argparse
 import sys
 from pathlib import Path
 
+from infra.errors import UserError
 from report.opening import picture
 from report.page import page
 from report.run import RunLog
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The command line. Raises ValueError for what the user can mend."""
+    """The command line. Raises UserError for what the user can mend."""
     parser = argparse.ArgumentParser(prog="python -m report", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run's directory, out/NAME")
@@ -33,6 +34,6 @@ def main(argv: list[str] | None = None) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, OSError) as e:
+    except (UserError, OSError) as e:
         print(f"report: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, ValueError) else 1)
+        sys.exit(2 if isinstance(e, UserError) else 1)

@@ -3,6 +3,7 @@ tasks that are played and on types that nobody trains on. In the page, and as an
 from collections.abc import Callable
 from pathlib import Path
 
+from infra.errors import UserError
 from report.run import RunLog
 from report.svg import H, Line, W, brief, line_chart, text
 
@@ -101,10 +102,10 @@ def panels(run: RunLog) -> list[tuple[str, str]]:
 
 
 def picture(run: RunLog) -> str:
-    """The picture as one SVG file, two panels a row. Raises ValueError where the run logged nothing of it."""
+    """The picture as one SVG file, two panels a row. Raises UserError where the run logged nothing of it."""
     drawn = [panel for panel in panels(run) if panel[1]]
     if not drawn:
-        raise ValueError(f"{run.path}: nothing to draw, neither probes nor thinking in metrics.jsonl")
+        raise UserError(f"{run.path}: nothing to draw, neither probes nor thinking in metrics.jsonl")
     body, width, height = "", 2 * W + 20, (len(drawn) + 1) // 2 * (H + 32) + 16
     for i, (heading, chart) in enumerate(drawn):
         where = f"translate({6 + i % 2 * (W + 14)} {24 + i // 2 * (H + 32)})"

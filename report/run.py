@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from infra.errors import UserError
+
 SHOWN = 400                         # tasks that a page shows, at most
 
 
@@ -59,12 +61,12 @@ class MemberLog:
 
 
 class RunLog:
-    """A run's directory, read; `notes` says what was wrong with it. Raises ValueError if it is no run."""
+    """A run's directory, read; `notes` says what was wrong with it. Raises UserError if it is no run."""
 
     def __init__(self, path: Path):
         self.path, self.name, self.notes = path, path.resolve().name, []
         if not any((path / name).exists() for name in ("config.json", "metrics.jsonl")):
-            raise ValueError(f"{path} is no run: no config.json, no metrics.jsonl; give out/NAME")
+            raise UserError(f"{path} is no run: no config.json, no metrics.jsonl; give out/NAME")
         self.config, self.env = self.whole("config.json"), self.whole("env.json")
         self.metrics = list({row["step"]: row for row in self.lines("metrics.jsonl")}.values())
         self.metrics.sort(key=lambda row: row["step"])

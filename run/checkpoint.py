@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import selfplay
 from evolve import ROLES, Member, member_order, spread
+from infra.errors import UserError, demand
 from lora import Adapters
 from rl import Adam
 from run.directory import LOGS, RunDir
@@ -23,7 +24,6 @@ from selfplay import ProposalRecord, Setup
 from tasks import IDENTITY, TASK_TYPES, cruxeval, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
-from tasks.complexity import demand
 from trueskill_lite import RATINGS
 from weights import load_peft, save_peft
 
@@ -101,7 +101,7 @@ def held_out(cfg, setup: Setup) -> list[Task]:
 
 
 def seeded_archive(setup: Setup) -> Archive:
-    """The archive that a run begins with. Raises ValueError for a seed that is no valid task."""
+    """The archive that a run begins with. Raises UserError for a seed that is no valid task."""
     cfg, archive = setup.cfg, Archive(list(setup.task_types))
     for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
         archive.add(dataclasses.replace(task, id=archive.n_added),
@@ -110,7 +110,7 @@ def seeded_archive(setup: Setup) -> Archive:
 
 
 def init_adapters(cfg, adapters: Adapters, base_hash: str) -> None:
-    """Fresh adapters, or those of --init. Raises ValueError where these are more or fewer than members."""
+    """Fresh adapters, or those of --init. Raises UserError where these are more or fewer than members."""
     if not cfg.init:
         for slot in range(adapters.n_members):
             seed = selfplay.make_rng(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60)
@@ -119,17 +119,17 @@ def init_adapters(cfg, adapters: Adapters, base_hash: str) -> None:
     given = [path.parent for path in Path(cfg.init).glob("*/adapter_config.json")]
     given.sort(key=lambda path: member_order(path.name))
     if len(given) != adapters.n_members:
-        raise ValueError(f"--init {cfg.init} holds {len(given)} adapters for {adapters.n_members} members")
+        raise UserError(f"--init {cfg.init} holds {len(given)} adapters for {adapters.n_members} members")
     for slot, path in enumerate(given):
         load_peft(adapters, slot, path, base_hash)
 
 
 def seeds(cfg, task_types: tuple[str, ...]) -> list[Proposal]:
     """What the archive begins with: --seed-tasks or the identity program, and the own examples of types that
-    have no task there. Raises ValueError for a file without tasks."""
+    have no task there. Raises UserError for a file without tasks."""
     proposals = read_tasks(cfg.seed_tasks) if cfg.seed_tasks else [IDENTITY]
     if not proposals:
-        raise ValueError(f"--seed-tasks {cfg.seed_tasks} holds no tasks: give at least one, or leave it out")
+        raise UserError(f"--seed-tasks {cfg.seed_tasks} holds no tasks: give at least one, or leave it out")
     given = {p.kind for p in proposals}
     plays_code, has_code = (any(kind.startswith("code") for kind in kinds) for kinds in (task_types, given))
     if plays_code and not has_code:
@@ -166,7 +166,7 @@ def task_rows(proposed: list[ProposalRecord], step: int) -> list[dict]:
 
 
 def task_of(row: dict) -> Task:
-    """The task of a valid proposal's line, or of state.json. Raises ValueError for an unknown type."""
+    """The task of a valid proposal's line, or of state.json. Raises UserError for an unknown type."""
     demand(row["kind"] in TASK_TYPES, f"{str(row['kind'])[:40]!r} is no task type")
     own = {f.name: row[f.name] for f in dataclasses.fields(Task)}
     return Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in own.items()})
@@ -199,7 +199,7 @@ def slots(members: list[Member]) -> dict[int, str]:
 
 
 def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
-    """The members and the metadata of a checkpoint, its tasks as Tasks. Raises ValueError where state.json is
+    """The members and the metadata of a checkpoint, its tasks as Tasks. Raises UserError where state.json is
     damaged, or a member's name, which becomes a directory's, is none."""
     def read(path: Path) -> tuple[list[Member], dict]:
         """The same of a state.json; run.read explains what it raises."""
@@ -216,7 +216,7 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
 
 
 def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
-    """What a run had seen at a checkpoint with this state.json. Raises ValueError for shorter logs."""
+    """What a run had seen at a checkpoint with this state.json. Raises UserError for shorter logs."""
     for name, size in run.sizes().items():
         demand(size >= metadata["logs"][name], f"{run.path / name} is shorter than step_{metadata['step']} "
                "says: restore it, or start anew under another --name")
@@ -234,11 +234,11 @@ def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
 
 def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: int) -> State:
     """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that
-    writes are cut back to it. Raises ValueError for another base, a damaged checkpoint or shorter logs."""
+    writes are cut back to it. Raises UserError for another base, a damaged checkpoint or shorter logs."""
     members, metadata = members_at(run, step)
     places, steps = sorted((m.role, m.slot) for m in founders(cfg)), metadata["optimizer_steps"]
     if sorted((m.role, m.slot) for m in members) != places or len(steps) != setup.adapters.n_members:
-        raise ValueError(f"{run.path}/step_{step} is damaged (state.json: other members than the flags say): "
+        raise UserError(f"{run.path}/step_{step} is damaged (state.json: other members than the flags say): "
                          f"remove all of step_{step} to go on from an earlier one")
     demand(metadata["base_files"] == base_hash, f"{run.path} was trained on another base than {cfg.base} is "
            "here: pass the --base that it was started with")

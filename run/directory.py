@@ -10,6 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
+from infra.errors import UserError
+
 try:
     import fcntl
 except ImportError:         # Windows, where no run is ever written: the sandbox refuses to start
@@ -35,7 +37,7 @@ class RunDir:
             if fcntl:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError(f"{path} is in use by a run that still goes: choose another --name") from None
+            raise UserError(f"{path} is in use by a run that still goes: choose another --name") from None
 
     def steps(self) -> list[int]:
         """Numbers of the complete checkpoints, ascending."""
@@ -43,17 +45,17 @@ class RunDir:
         return sorted(int(n) for n in names if n.isdigit())
 
     def read(self, name: str, parse):
-        """parse(path) of a log or a part of a checkpoint. Raises ValueError with the way out."""
+        """parse(path) of a log or a part of a checkpoint. Raises UserError with the way out."""
         try:
             return parse(self.path / name)
         except DAMAGE as e:
             step, inside, _ = name.partition("/")
             way = f"remove all of {step} to go on from the checkpoint before" if inside else "restore it"
-            raise ValueError(f"{self.path / name} is damaged or missing ({type(e).__name__}: {e}): {way}, or "
+            raise UserError(f"{self.path / name} is damaged or missing ({type(e).__name__}: {e}): {way}, or "
                              "start anew under another --name") from e
 
     def config(self) -> dict:
-        """The flags that the run was started with. Raises ValueError where config.json cannot be read."""
+        """The flags that the run was started with. Raises UserError where config.json cannot be read."""
         return self.read("config.json", lambda path: dict(json.loads(path.read_bytes())))
 
     def started(self) -> str | None:
@@ -64,7 +66,7 @@ class RunDir:
             return None
 
     def rows(self, name: str, size: int | None = None) -> list[dict]:
-        """The first `size` bytes of a log (None: all), read back; [] without the file. Raises ValueError."""
+        """The first `size` bytes of a log (None: all), read back; [] without the file. Raises UserError."""
         def parse(path: Path) -> list[dict]:
             return [dict(json.loads(line)) for line in path.read_bytes()[:size].splitlines()]
         return self.read(name, parse) if (self.path / name).exists() else []

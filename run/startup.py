@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from config import Config, config_of_run, demand, for_new_tasks, resolve_config
+from config import Config, config_of_run, for_new_tasks, resolve_config
 from evolve import ROLES, learning_rates
 from infra.distributed import Ranks
+from infra.errors import demand
 from infra.gpu import free_memory
 from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
@@ -31,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def choose_directory(cfg: Config) -> Path:
-    """--resume's run, --name's, or the next free number; for process 0. Raises ValueError."""
+    """--resume's run, --name's, or the next free number; for process 0. Raises UserError."""
     out, base = Path(cfg.out), Path(cfg.base)
     if cfg.resume and cfg.resume != "auto":
         demand(Path(cfg.resume).is_dir(), f"--resume {cfg.resume}: no such directory; runs are under {out}/")
@@ -45,7 +46,7 @@ def choose_directory(cfg: Config) -> Path:
 
 
 def flags_of_run(cfg: Config) -> dict:
-    """Flags of the run to be resumed, but those that name it; {} without one. Raises ValueError."""
+    """Flags of the run to be resumed, but those that name it; {} without one. Raises UserError."""
     run = RunDir(choose_directory(cfg), writes=False)
     if not (run.path / "config.json").exists():
         return {}
@@ -54,7 +55,7 @@ def flags_of_run(cfg: Config) -> dict:
 
 
 def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
-    """Checkpoints to go on from, none = step 0; for process 0. Raises ValueError for wrong flags."""
+    """Checkpoints to go on from, none = step 0; for process 0. Raises UserError for wrong flags."""
     path, steps = run.path, run.steps()
     demand(cfg.resume or not steps and not (path / "metrics.jsonl").exists(),
            f"{path} holds an earlier run: python train.py --resume {path} goes on with it, another --name "
@@ -65,7 +66,7 @@ def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
 
 
 def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, bool]:
-    """The run's directory and whether to resume it. Raises ValueError in all processes."""
+    """The run's directory and whether to resume it. Raises UserError in all processes."""
     path = Path(ranks.broadcast(lambda: str(choose_directory(cfg))))
     run = ranks.together(lambda: RunDir(path, ranks.rank == 0))     # from here on nobody else writes there
     steps = ranks.broadcast(lambda: steps_to_resume(cfg, run))
@@ -96,7 +97,7 @@ def base_name(cfg: Config) -> str:
 
 def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str, bool]:
     """Resolved configuration, the dtype that the base computes in, the memory plan as a table, whether it
-    fits: all without the base's weights. Raises ValueError."""
+    fits: all without the base's weights. Raises UserError."""
     path = resolve(base_name(cfg), weights=False)
     shape = read_config(path)
     prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
@@ -115,7 +116,7 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str
 
 
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
-    """Resolved configuration and loaded base. Raises ValueError, also where the memory plan does not fit."""
+    """Resolved configuration and loaded base. Raises UserError, also where the memory plan does not fit."""
     cfg, dtype, table, fits = estimate_memory(cfg, ranks)
     if cfg.prompt_format == "micro" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
@@ -134,7 +135,7 @@ def keep_date(cfg: Config, base: Base, of_run: str, ranks: Ranks) -> tuple[Confi
 
 
 def show_plan(cfg: Config) -> int:
-    """Print the memory plan, for --device cuda also without a card; the exit code. Raises ValueError."""
+    """Print the memory plan, for --device cuda also without a card; the exit code. Raises UserError."""
     absent = cfg.device.startswith("cuda") and not torch.cuda.is_available()
     *_, table, fits = estimate_memory(cfg, Ranks.join("cpu" if absent else cfg.device))
     print(table)
@@ -164,14 +165,14 @@ def populate(cfg: Config, base: Base, ranks: Ranks,
 
 
 def hash_base(base: Base, ranks: Ranks) -> str:
-    """SHA-256 of the base. Raises ValueError, in all processes, where one has other weights."""
+    """SHA-256 of the base. Raises UserError, in all processes, where one has other weights."""
     ranks.check_equal(dict(base.model.named_parameters()), f"--base {base.path}")
     return ranks.broadcast(lambda: weights_hash(base.model))
 
 
 @contextlib.contextmanager
 def opened(path: str, device: str = "auto", **changes):
-    """A run at its last checkpoint: (Setup, State); changes: of its flags. Raises ValueError."""
+    """A run at its last checkpoint: (Setup, State); changes: of its flags. Raises UserError."""
     ranks, run = Ranks.join(device), RunDir(Path(path), writes=False)
     demand(run.steps(), f"{path}: no checkpoint; give the directory of a run, out/NAME")
     cfg = for_new_tasks(config_of_run(run.config(), run.path), **changes)

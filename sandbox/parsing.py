@@ -5,6 +5,8 @@ import itertools
 import re
 import warnings
 
+from infra.errors import Refused, refuse_unless
+
 MAX_CHARS = 8000
 MAX_BRACKETS = 24       # open brackets at once, strings and comments not counted, but f-strings
 MAX_DEPTH = 100         # levels of the tree; a chain of 60 elif is still below it
@@ -15,37 +17,41 @@ STRING_OR_COMMENT = re.compile(r"#[^\n]*|([fFtT][rR]?|[rR][fFtT])?(?:'''.*?'''|\
 PREFIXES = re.compile(r"(?:(?:[-+~]|\bnot\b|\bawait\b|\blambda\b[^:]*:)\s*){40}")
 
 
-def demand(met, otherwise: str) -> None:
-    """Raises ValueError with this text unless it is met; of a task it is "reason" or "reason: details"."""
-    if not met:
-        raise ValueError(otherwise)
-
-
 def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
-    """Syntax tree of untrusted text. Raises only ValueError("too_long..." | "too_deep..." | "syntax...")."""
-    demand(len(source) <= max_chars, f"too_long: {len(source)} characters, at most {max_chars}")
+    """Syntax tree of untrusted text. Raises Refused("too_long" | "too_deep" | "syntax")."""
+    refuse_unless(len(source) <= max_chars, f"too_long: {len(source)} characters, at most {max_chars}")
     # as Python reads it: a carriage return ends a line, a backslash at its end joins it to the next
     bare = STRING_OR_COMMENT.sub(without_text, re.sub("\r\n?", "\n", source)).replace("\\\n", " ")
     steps = (1 if char in "([{" else -1 for char in re.findall(r"[()\[\]{}]", bare))
     deepest = max(itertools.accumulate(steps), default=0)
     nests = PREFIXES.search(source) or PREFIXES.search(bare)
-    demand(deepest <= MAX_BRACKETS and not nests, f"too_deep: over {MAX_BRACKETS} open brackets or prefixes")
+    fits = deepest <= MAX_BRACKETS and not nests
+    refuse_unless(fits, f"too_deep: over {MAX_BRACKETS} open brackets or prefixes")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")     # "invalid escape sequence" is the model's business
             tree = ast.parse(source)
     except (RecursionError, MemoryError):
-        raise ValueError("too_deep: Python's parser gave up") from None
+        raise Refused("too_deep: Python's parser gave up") from None
     except (SyntaxError, ValueError, OverflowError) as error:   # ValueError: null bytes, lone surrogates
-        raise ValueError(f"syntax: {type(error).__name__}") from None
+        raise Refused(f"syntax: {type(error).__name__}") from None
     level = [tree]
     for _ in range(MAX_DEPTH):
         below = []
         for node in level:
             below += ast.iter_child_nodes(node)
         level = [node for node in below if not isinstance(node, ast.expr_context)]
-    demand(not level, f"too_deep: over {MAX_DEPTH} levels of syntax")
+    refuse_unless(not level, f"too_deep: over {MAX_DEPTH} levels of syntax")
     return tree
+
+
+def unparse(tree: ast.AST) -> str:
+    """The text of a tree. Raises Refused for the few that have none: an integer of more digits than Python
+    prints (0xFF... is parsed at any length), before Python 3.12 a backslash in an f-string's expression."""
+    try:
+        return ast.unparse(tree)
+    except ValueError as error:
+        raise Refused(f"syntax: {type(error).__name__}") from None
 
 
 def without_text(match: re.Match) -> str:

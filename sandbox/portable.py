@@ -18,6 +18,7 @@ import builtins
 import operator
 from dataclasses import dataclass
 
+from infra.errors import Refused
 from sandbox.parsing import parse
 from sandbox.values import Unsupported, encode
 
@@ -333,12 +334,15 @@ def literal(node: ast.expr | None) -> object:
 def arguments(text: str) -> list | None:
     """Values of the literals between the brackets of a call, None where they are none: as in the fork."""
     try:
-        tree = parse(f"f({text} \n)")
-        match tree.body:
-            case [ast.Expr(ast.Call(ast.Name("f"), given, []))]:
+        body = parse(f"f({text} \n)").body
+    except Refused:
+        return None
+    match body:
+        case [ast.Expr(ast.Call(ast.Name("f"), given, []))]:
+            try:
                 return [literal(node) for node in given]
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        pass
+            except (ValueError, TypeError, RecursionError, MemoryError):
+                return None
     return None
 
 
@@ -346,7 +350,7 @@ def find_function(code: str, entry: str) -> ast.FunctionDef:
     """The program's function. Raises Unsupported where it is more than that, SyntaxError, or NameError."""
     try:
         body = parse(code).body
-    except ValueError as error:
+    except Refused as error:
         raise SyntaxError(str(error)) from None
     for node in body:
         if not isinstance(node, ast.FunctionDef) or len(body) > 1:

@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.base import Proposal, Task, TaskType
+from infra.errors import Refused, UserError, demand
+from tasks.base import Proposal, Task, TaskType, text_of
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
 from tasks.math import Math
@@ -24,38 +25,43 @@ FRESH = "micro"                 # in place of a file: random programs (selfplay.
 def read_tasks(path: str | Path) -> list[Proposal]:
     """Proposals from JSON lines {"kind", "program", "input" or "inputs", "message"}, for math {"kind",
     "question", "program"}, for logic {"kind", "constraints"}, for proof {"kind", "theorem", perhaps
-    "theory"}; or a run's tasks.jsonl. Raises ValueError naming file or line and what is wrong with it."""
+    "theory"}; or a run's tasks.jsonl. Raises UserError naming file or line and what is wrong with it."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from None
+        raise UserError(f"{path} cannot be read as UTF-8 text: {error}") from None
     proposals = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            if row.get("reason"):               # of a run's tasks.jsonl: an invalid proposal
-                continue
-            kind = row.get("kind", "code_o")
-            if kind not in TASK_TYPES:
-                raise ValueError(f"kind {kind!r} is none of {', '.join(TASK_TYPES)}")
-            proposals.append(TASK_TYPES[kind].from_row(row))
-        except KeyError as error:
-            raise ValueError(f"{path}, line {number} lacks {error}") from None
-        except (ValueError, AttributeError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: {type(error).__name__}: {error}") from None
+            row = row_of(line)
+            if not row.get("reason"):           # a run's tasks.jsonl has invalid proposals, too
+                proposals.append(TASK_TYPES[row["kind"]].from_row(row))
+        except (UserError, Refused) as error:
+            raise UserError(f"{path}, line {number}: {error}") from None
     return proposals
+
+
+def row_of(line: str) -> dict:
+    """A line of a file of tasks, its kind filled in. Raises UserError for what is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"this is no JSON ({error})") from None
+    demand(isinstance(row, dict), "this is no JSON object")
+    kind = text_of(row, "kind", "code_o")
+    demand(kind in TASK_TYPES, f"kind {kind!r} is none of {', '.join(TASK_TYPES)}")
+    return row | dict(kind=kind)
 
 
 @functools.lru_cache(maxsize=1)
 def read_given(path: str, played: tuple[str, ...]) -> list[Proposal]:
-    """The tasks of a file. Raises ValueError where their types are not those that the run plays."""
+    """The tasks of a file. Raises UserError where their types are not those that the run plays."""
     given = [] if path == FRESH else read_tasks(path)
     odd = sorted({p.kind for p in given} ^ set(played))
-    if odd and path != FRESH:
-        raise ValueError(f"--tasks {path} and --task-types {','.join(played)} differ in {', '.join(odd)}: "
-                         "give the types of the file's tasks")
+    demand(not odd or path == FRESH, f"--tasks {path} and --task-types {','.join(played)} differ in "
+           f"{', '.join(odd)}: give the types of the file's tasks")
     return given
 
 

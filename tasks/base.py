@@ -2,16 +2,18 @@
 
 Nothing of a model's text is ever evaluated here: it is parsed under guards (complexity.parse) and otherwise
 handed to the verifier as a Job. Whatever a model writes ends as a value or as a Reject, whose reason is one
-of validation.REASONS: a new reason goes there. Only users' mistakes raise.
+of validation.REASONS: a new reason goes there. Parsers refuse a text on purpose, by raising Refused
+(infra/errors.py); whatever else a task type raises is a bug in it, and nothing here catches that.
 """
 import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from infra.errors import Refused, demand, refuse_unless
 from sandbox.parsing import MAX_CHARS
 from sandbox.values import decode
-from tasks.complexity import count_statements, demand, digest, normalise, structural_hash
+from tasks.complexity import count_statements, digest, normalise, structural_hash
 from tasks.literals import arguments_text
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Answer, Prompt, show, template
 from tasks.validation import REASONS, Limits, check_input, check_program, check_value
@@ -24,8 +26,7 @@ FAILED = "sandbox failure"              # its name as a Verdict's end or error
 SPLITS = "test", "validation"           # of held-out tasks: choose members on validation, claim on test
 
 # What the sandbox says -> the reason of a Reject; the rest are spelt alike.
-OTHER_NAMES = {"too big": "output_too_long", "malformed": "malformed_result", "not a literal": "not_literal",
-               "not canonical text": "malformed_result"}
+OTHER_NAMES = {"too big": "output_too_long", "malformed": "malformed_result", "not a literal": "not_literal"}
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,16 @@ class Reject:
     """A proposal that goes no further; `reason` is in validation.REASONS."""
     reason: str
 
+    def __post_init__(self):
+        assert self.reason in REASONS, f"{self.reason!r} is none of validation.REASONS: add it there"
+
     @classmethod
-    def unless(cls, otherwise: str, make: Callable, *given):
-        """make(*given), or the Reject of the "reason: details" that it raises as a ValueError, in our words
-        or the sandbox's ("too big"); `otherwise` is the reason where they are nobody's."""
+    def unless(cls, make: Callable, *given: object):
+        """make(*given), or the Reject with the reason for which it raises Refused."""
         try:
             return make(*given)
-        except ValueError as error:
-            text = str(error).partition(":")[0].strip()
-            reason = OTHER_NAMES.get(text, text.replace(" ", "_"))
-            return cls(reason if reason in REASONS else otherwise)
+        except Refused as refused:
+            return cls(refused.reason)
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class TaskType:
     A proposal goes through parse_proposal -> Proposal | Reject, check -> Reject | None, key -> str,
     job -> Job and accept -> Task | Reject; all attempts at a task go through parse_answer -> str | None,
     answer_jobs -> list[Job] and verify -> list[str]. A type writes what these call: `read`, `demands`,
-    `make`, `read_answer` and `grade`, which refuse by ValueError("reason" or "reason: details"). A new type
-    must write `read`, unless it is a program and its input, and `is_correct`, unless it writes `grade`.
+    `make` and `read_answer`, which refuse a text by Refused("reason" or "reason: details"). A new type must
+    write `read`, unless it is a program and its input, and `is_correct`, unless it writes `grade`.
     """
     name = ""
     tags = ("answer",)      # languages of the block with a student's answer; {tag} in a template is the first
@@ -98,42 +99,40 @@ class TaskType:
                             n_inputs=limits.n_inputs, program=program, input=given)
 
     def from_row(self, row: dict) -> Proposal:
-        """The proposal in a line of a file of tasks. Raises ValueError or KeyError if it is wrong."""
-        inputs = row["inputs"] if "inputs" in row else [row["input"]]
-        texts = [row["program"], row.get("message", ""), *inputs]
-        strings = isinstance(inputs, list) and inputs and all(isinstance(text, str) for text in texts)
-        demand(strings, "program, message and inputs must be strings, an input as in the brackets of a call")
-        program = normalise(row["program"], MAX_CHARS, tidy=False)
-        return Proposal(self.name, program, tuple(inputs), row.get("message", ""))
+        """The proposal in a line of a file of tasks. Raises UserError or Refused if it is wrong."""
+        inputs = texts_of(row, "inputs") if "inputs" in row else [text_of(row, "input")]
+        program = normalise(text_of(row, "program"), MAX_CHARS, tidy=False)
+        return Proposal(self.name, program, tuple(inputs), text_of(row, "message", ""))
 
     def parse_proposal(self, text: str, prompt_format: str, few_shot: list[Task],
                        limits: Limits) -> Proposal | Reject:
-        """What `read` makes of a teacher's text, its opening included. Never raises."""
-        return Reject.unless("syntax", self.read, Answer(text, prompt_format), few_shot, limits)
+        """What `read` makes of a teacher's text, its opening included."""
+        return Reject.unless(self.read, Answer(text, prompt_format), few_shot, limits)
 
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
         """Program and input from what a teacher wrote."""
         form, blocks = written.form, written.blocks
-        demand(written.admits("python", "input") and not (form.strict and "#" in written.text), "syntax")
+        is_protocol = written.admits("python", "input")
+        refuse_unless(is_protocol and not (form.strict and "#" in written.text), "syntax")
         at = next((i for i, block in enumerate(blocks) if is_program(*block)), None)
-        demand(at is not None, "no_program")
+        refuse_unless(at is not None, "no_program")
         behind = blocks[at + 1:]
         inputs = [body for tag, body in blocks[:at] if tag == "input"][-1:]
         inputs = inputs or [body for tag, body in behind if tag == "input"]
         inputs = inputs or [body for tag, body in behind if tag == "" and "def " not in body]
-        demand(inputs, "no_input")
+        refuse_unless(inputs, "no_input")
         program = normalise(blocks[at][1], limits.source_chars, form.tidy)
         return Proposal(self.name, program, (arguments_text(inputs[0], program, form.tidy),))
 
     def check(self, proposal: Proposal, limits: Limits) -> Reject | None:
         """Refusal before anything runs, or None."""
-        return Reject.unless("syntax", self.demands, proposal, limits)
+        return Reject.unless(self.demands, proposal, limits)
 
     def demands(self, proposal: Proposal, limits: Limits) -> None:
         """What has to hold before anything runs."""
-        demand(len(proposal.message) <= limits.message_chars, "message_too_long")
+        refuse_unless(len(proposal.message) <= limits.message_chars, "message_too_long")
         check_program(proposal.program, limits)
-        demand(not limits.control.search(proposal.message), "control_text")
+        refuse_unless(not limits.control.search(proposal.message), "control_text")
         for text in proposal.inputs:
             check_input(text, limits)
 
@@ -150,14 +149,13 @@ class TaskType:
 
     def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:
         """The task that `make` makes of an execution, or the reason why not."""
-        return Reject.unless("error", self.make, proposal, verdict, limits, key)
+        return Reject.unless(self.make, proposal, verdict, limits, key)
 
     def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
         """Task with gold outputs from execution."""
-        demand(verdict.end == "ok", verdict.end)
+        refuse_unless(verdict.end == "ok", reason_of(verdict.end))
         for output, error in zip(verdict.outputs, verdict.errors, strict=True):
-            demand(error is None and output is not None, error)
-            check_value(decode(output), limits)
+            check_value(returned(output, error), limits)
         outputs = tuple(verdict.outputs)
         return Task(self.name, proposal.program, proposal.inputs, outputs, proposal.message, key)
 
@@ -179,7 +177,7 @@ class TaskType:
         return min(limits.n_shown, len(task.inputs) // 2)
 
     def parse_answer(self, text: str, prompt_format: str, task: Task, limits: Limits) -> str | None:
-        """The answer in a student's text; None = malformed. Never raises.
+        """The answer in a student's text; None = malformed.
 
         Which block counts: the last one that can be an answer of this type, which is what `read_answer`
         decides: a value or arguments must be literals, a program must have a function f or another, a number
@@ -191,7 +189,7 @@ class TaskType:
             try:
                 if answer := self.read_answer(block, task, limits):
                     return answer
-            except ValueError:
+            except Refused:
                 continue
         return None
 
@@ -200,7 +198,7 @@ class TaskType:
         return written.candidates(self.tags)
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:
-        """The answer in a block, not yet evaluated; "" or a ValueError where the block can be none."""
+        """The answer in a block, not yet evaluated; "" or Refused where the block can be none."""
         return block
 
     def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
@@ -223,8 +221,42 @@ class TaskType:
         return "correct" if self.is_correct(task, answer) else "wrong"
 
     def is_correct(self, task: Task, answer: str) -> bool:
-        """Whether an answer that need not run is correct. Never raises."""
+        """Whether an answer that need not run is correct."""
         raise NotImplementedError
+
+
+def text_of(row: dict, name: str, default: str | None = None) -> str:
+    """A text in a line of a file of tasks. Raises UserError where it is missing, or is something else."""
+    demand(name in row or default is not None, f"lacks {name!r}")
+    text = row.get(name, default)
+    demand(isinstance(text, str), f"{name!r} must be a string")
+    return text
+
+
+def texts_of(row: dict, name: str) -> list[str]:
+    """A list of texts in a line of a file of tasks, at least one. Raises UserError, as above."""
+    demand(name in row, f"lacks {name!r}")
+    texts = row[name]
+    is_list = isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)
+    demand(is_list, f"{name!r} must be a list of strings, and not empty")
+    return texts
+
+
+def reason_of(said: str) -> str:
+    """The reason for refusal in what the sandbox says of a run ("too big", "error: ZeroDivisionError")."""
+    text = said.partition(":")[0].strip()
+    reason = OTHER_NAMES.get(text, text.replace(" ", "_"))
+    return reason if reason in REASONS else "error"
+
+
+def returned(output: str | None, error: str | None) -> object:
+    """The value that an execution returned. Raises Refused where it returned none that can be read."""
+    if output is None:
+        raise Refused(reason_of(error))
+    try:
+        return decode(output)
+    except ValueError:
+        raise Refused("malformed_result") from None
 
 
 def split_of(text: str) -> str:

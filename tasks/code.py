@@ -2,9 +2,10 @@
 from dataclasses import replace
 from itertools import compress
 
+from infra.errors import refuse_unless
 from sandbox.values import decode, same
 from tasks.base import FAILED, UNJUDGED, VIOLATION, Proposal, TaskType, distinct
-from tasks.complexity import binds_f, callable_as_f, demand
+from tasks.complexity import binds_f, callable_as_f
 from tasks.literals import canonical_arguments, stated_inputs, value_text
 from tasks.validation import check_program
 from verifier import Job
@@ -22,7 +23,7 @@ class ValueTask(TaskType):
     program = ""            # one of ours, which reads all answers in one run; "" = the task's, a run for each
 
     def literal(self, text, task):
-        """The value or the arguments that a text states, as Python prints them. "" or a ValueError: none."""
+        """The value or the arguments that a text states, as Python prints them. "" or Refused: none."""
         raise NotImplementedError
 
     def read_answer(self, block, task, limits):
@@ -72,10 +73,10 @@ class Induction(TaskType):
         """The first n_inputs distinct inputs, and the hint if any, for few_shot[0]."""
         form, blocks = written.form, written.blocks
         is_protocol = written.admits(*["input"] * max(1, len(blocks)))
-        demand(is_protocol and not (form.strict and "#" in written.text), "syntax")
+        refuse_unless(is_protocol and not (form.strict and "#" in written.text), "syntax")
         messages = [body.strip() for body in written.bodies("message")]
         texts = written.bodies("input") or [body for tag, body in blocks[:1] if tag in ("", "python")]
-        demand(texts, "no_input")
+        refuse_unless(texts, "no_input")
         inputs = {}
         for body in dict.fromkeys(texts):
             if len(inputs) >= limits.n_inputs:
@@ -86,7 +87,7 @@ class Induction(TaskType):
         return Proposal(self.name, few_shot[0].program, inputs, messages[-1] if messages else "")
 
     def demands(self, proposal, limits):
-        demand(len(proposal.inputs) >= limits.min_inputs, "few_inputs")
+        refuse_unless(len(proposal.inputs) >= limits.min_inputs, "few_inputs")
         super().demands(proposal, limits)
 
     def make(self, proposal, verdict, limits, key):

@@ -6,7 +6,8 @@ import symtable
 import warnings
 from collections.abc import Callable
 
-from sandbox.parsing import demand, parse
+from infra.errors import Refused, refuse_unless
+from sandbox.parsing import parse, unparse
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # where a node has the name that it binds or reads; imports, global and nonlocal apart
@@ -21,24 +22,24 @@ def tree_of(source: str) -> ast.Module:
 
 
 def symbols_of(source: str) -> symtable.SymbolTable:
-    """The names of a program by scope. Raises ValueError as `parse` does."""
+    """The names of a program by scope. Raises Refused as `parse` does."""
     tree_of(source)             # refuses what could hurt the parser, which symtable calls as well
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return symtable.symtable(source, "<program>", "exec")
     except (SyntaxError, RecursionError) as error:
-        raise ValueError(f"syntax: {type(error).__name__}") from None
+        raise Refused(f"syntax: {type(error).__name__}") from None
 
 
 def top_level_names(source: str) -> set[str]:
-    """Names that a program's top level binds: definitions, assignments, imports. Raises ValueError."""
+    """Names that a program's top level binds: definitions, assignments, imports. Raises Refused."""
     symbols = symbols_of(source).get_symbols()
     return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
 
 
 def global_names(source: str) -> set[str]:
-    """Names that mean a global or builtin somewhere in a program. Raises ValueError("syntax...")."""
+    """Names that mean a global or builtin somewhere in a program. Raises Refused("syntax...")."""
     names, tables = set(), [symbols_of(source)]
     for table in tables:
         tables += table.get_children()
@@ -79,7 +80,7 @@ def drop_remarks(tree: ast.Module) -> ast.Module:
 
 
 def count_statements(source: str) -> int:
-    """Statements of f's body (or the module's) but docstring and final return. Raises ValueError."""
+    """Statements of f's body (or the module's) but docstring and final return. Raises Refused."""
     tree = drop_remarks(parse(source))
     body = (entry(tree) or tree).body
     return len(body) - (bool(body) and isinstance(body[-1], (ast.Return, ast.Pass)))
@@ -88,7 +89,7 @@ def count_statements(source: str) -> int:
 def structural_hash(source: str) -> str:
     """Hash of a program's structure: the same under renaming, other constants of the same type, docstrings,
     annotations, comments and layout; another for other operators, calls, control flow, and names that the
-    program does not define itself (len is not max). Raises ValueError as `parse` does."""
+    program does not define itself (len is not max). Raises Refused as `parse` does."""
     tree = drop_remarks(parse(source))
     bound, names = bound_names(tree), {}
 
@@ -132,13 +133,13 @@ class Renaming(ast.NodeTransformer):
 def normalise(source: str, max_chars: int, tidy: bool, alias: str = "") -> str:
     """The program with its entry called f, which may have been the only function or the one called `alias`.
     With `tidy` also without comments, docstrings, annotations of functions and top-level demonstrations, all
-    of which could state or falsify the answer. Raises ValueError("reason: ...")."""
+    of which could state or falsify the answer. Raises Refused("reason: ...")."""
     tree = parse(source, max_chars)
     renamed = entry(tree) is None
     if renamed:
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         functions = [node for node in functions if node.name == alias] or functions
-        demand(len(functions) == 1 and "f" not in bound_names(tree), "no_entry")
+        refuse_unless(len(functions) == 1 and "f" not in bound_names(tree), "no_entry")
         old = functions[0].name
         classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
         methods = [node for owner in classes for node in owner.body if getattr(node, "name", "") == old]
@@ -147,23 +148,23 @@ def normalise(source: str, max_chars: int, tidy: bool, alias: str = "") -> str:
             node.name = old
     if tidy:
         tree = drop_demonstrations(drop_remarks(tree))
-    return ast.unparse(tree) if tidy or renamed else source.strip("\n")
+    return unparse(tree) if tidy or renamed else source.strip("\n")
 
 
 def binds_f(source: str) -> bool:
     """Whether a text is a program that binds f at its top level, by whatever statement."""
     try:
         return "f" in top_level_names(source)
-    except ValueError:
+    except Refused:
         return False
 
 
 def callable_as_f(source: str) -> str:
     """A student's program as it stands. One that binds no f at its top level, and uses none, calls its last
-    function so. Raises ValueError("reason: ...") where there is no program or no such function."""
+    function so. Raises Refused("reason: ...") where there is no program or no such function."""
     if "f" not in top_level_names(source):
         functions = [node.name for node in tree_of(source).body if isinstance(node, ast.FunctionDef)]
-        demand(functions and "f" not in global_names(source), "no_entry")
+        refuse_unless(functions and "f" not in global_names(source), "no_entry")
         source = f"{source}\nf = {functions[-1]}"
     return source.strip("\n")
 

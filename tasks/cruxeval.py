@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from infra.errors import Refused, UserError
 from sandbox.values import decode
 from tasks import TASK_TYPES
 from tasks.base import Proposal, Task, split_of
@@ -56,7 +57,7 @@ def is_literal(arguments: str) -> bool:
     """Whether a text of arguments is data as it stands."""
     try:
         plain_arguments(arguments)
-    except ValueError:
+    except Refused:
         return False
     return True
 
@@ -64,7 +65,7 @@ def is_literal(arguments: str) -> bool:
 def tasks_of(rows: list[dict], kind: str, dedupe: str,
              run: Callable[[list[Job]], list[Verdict]]) -> dict[str, Task]:
     """The id of each row -> its task of type `kind`; dedupe: as in TaskType.key. run: a sandbox's. Raises
-    ValueError for an output that is no literal."""
+    UserError for an output that is no literal."""
     odd = [row for row in rows if not is_literal(row["input"])]
     jobs = [Job(EVALUATE.format(**row), ("",), entry="evaluated") for row in odd]
     golds = Job(TASK_TYPES["code_o"].program, tuple(row["output"] for row in rows))
@@ -77,7 +78,7 @@ def tasks_of(rows: list[dict], kind: str, dedupe: str,
     tasks = {}
     for row, gold, error in zip(rows, read.outputs, read.errors):
         if gold is None:
-            raise ValueError(f"CRUXEval's {row['id']} has an output that cannot be read ({error}): fetch the "
+            raise UserError(f"CRUXEval's {row['id']} has an output that cannot be read ({error}): fetch the "
                              "file again")
         given = values.get(row["id"], row["input"])
         if not given and kind == "code_i":

@@ -4,11 +4,13 @@ They are parsed here and never evaluated: the text of what reads as a literal is
 
 A value is what Python reads: "1, 2" is a tuple, and so is "1,". Arguments stand between the brackets of a
 call ("2, 3", "2, k=3"), or in a piece of Python that calls f once ("print(f(2, 3))  # 5"), or in assignments
-to the function's parameters ("x = 2" and "k = 3" in two lines). Everything else is refused by a ValueError.
+to the function's parameters ("x = 2" and "k = 3" in two lines). Everything else is Refused.
 """
 import ast
 
-from tasks.complexity import DEFINITIONS, demand, entry, tree_of
+from infra.errors import Refused, refuse_unless
+from sandbox.parsing import unparse
+from tasks.complexity import DEFINITIONS, entry, tree_of
 
 # What has no hash, and can be no member of a set and no part of a dictionary's key; a call is "set()".
 UNHASHABLE = (ast.List, ast.Set, ast.Dict, ast.Call)
@@ -38,17 +40,17 @@ def hashes(member: ast.expr | None) -> bool:
 
 
 def check_plain(values: list[ast.expr]) -> None:
-    """Raises ValueError unless all of these trees are literals of plain data."""
+    """Raises Refused unless all of these trees are literals of plain data."""
     for value in values:
         for node in ast.walk(value):
-            demand(is_plain(node), "not_literal")
+            refuse_unless(is_plain(node), "not_literal")
             members = []
             if isinstance(node, ast.Set):
                 members = node.elts
             elif isinstance(node, ast.Dict):
                 members = node.keys
             # {[1]} and {{1}: 2} are syntax, but no value
-            demand(all(map(hashes, members)), "not_literal")
+            refuse_unless(all(map(hashes, members)), "not_literal")
 
 
 def bare(text: str) -> str:
@@ -59,19 +61,19 @@ def bare(text: str) -> str:
 
 
 def value_text(text: str) -> str:
-    """The literal that a text is, as Python prints it. Raises ValueError unless it is one."""
+    """The literal that a text is, as Python prints it. Raises Refused unless it is one."""
     statements = tree_of(bare(text)).body
-    demand(len(statements) == 1 and isinstance(statements[0], ast.Expr), "not_literal")
+    refuse_unless(len(statements) == 1 and isinstance(statements[0], ast.Expr), "not_literal")
     value = statements[0].value
     check_plain([value])
-    return ast.unparse(value)
+    return unparse(value)
 
 
 # ---------------------------------------------------------------- arguments
 
 def call_around(text: str) -> ast.Call | None:
     """The call of f between whose brackets a text stands; None where it closes them, as in "1), f(2".
-    Raises ValueError where nothing can be parsed."""
+    Raises Refused where nothing can be parsed."""
     body = tree_of(f"f({text}\n)").body         # the line feed ends a comment
     if len(body) == 1 and isinstance(body[0], ast.Expr) and calls_f(body[0].value):
         return body[0].value
@@ -84,20 +86,20 @@ def calls_f(node: ast.AST) -> bool:
 
 
 def plain_arguments(text: str) -> list[ast.expr]:
-    """Trees of the literals in a text of positional arguments. Raises ValueError unless it is that."""
+    """Trees of the literals in a text of positional arguments. Raises Refused unless it is that."""
     call = call_around(text)
-    demand(call is not None and not call.keywords, "not_literal")
+    refuse_unless(call is not None and not call.keywords, "not_literal")
     check_plain(call.args)
     return call.args
 
 
 def read_arguments(text: str, program: str) -> list[ast.expr]:
     """Trees of the literals that a text states as arguments of a program's f, in the order of its parameters.
-    Raises ValueError unless it states them in one of the ways above."""
+    Raises Refused unless it states them in one of the ways above."""
     text = bare(text)
     try:
         outer = call_around(text)
-    except ValueError:
+    except Refused:
         outer = None
     if outer is None:                           # several lines, which may be statements
         call = stated_call(tree_of(text).body)
@@ -109,24 +111,24 @@ def read_arguments(text: str, program: str) -> list[ast.expr]:
 
 
 def inner_call(trees: list[ast.AST]) -> ast.Call | None:
-    """The one call of f below these trees, None where there is none. Raises ValueError of several."""
+    """The one call of f below these trees, None where there is none. Raises Refused of several."""
     calls = []
     for tree in trees:
         calls += [node for node in ast.walk(tree) if node is not tree and calls_f(node)]
-    demand(len(calls) <= 1, "not_literal")
+    refuse_unless(len(calls) <= 1, "not_literal")
     return calls[0] if calls else None
 
 
 def stated_call(statements: list[ast.stmt]) -> ast.Call:
     """The call of f that statements make, with literals in place of the names that they assign; without a
-    call, one that has the assignments as its keywords. Raises ValueError where they state no call."""
+    call, one that has the assignments as its keywords. Raises Refused where they state no call."""
     shown = [node for node in statements if not isinstance(node, DEFINITIONS)]      # f may call itself
     assigned = {}
     for node in shown:
         assigned |= assignments(node)
     call = inner_call(shown)
     if call is None:
-        demand(assigned and all(map(assignments, shown)), "not_literal")
+        refuse_unless(assigned and all(map(assignments, shown)), "not_literal")
         call = ast.Call(ast.Name("f"), [], [ast.keyword(*item) for item in assigned.items()])
     args = [looked_up(value, assigned) for value in call.args]
     keywords = [ast.keyword(word.arg, looked_up(word.value, assigned)) for word in call.keywords]
@@ -162,14 +164,14 @@ def positional(call: ast.Call, program: str) -> list[ast.expr]:
     """The arguments of a call in the order of the parameters of a program's f, whose defaults fill gaps.
 
     Where no argument is named as a parameter, the names are the model's own, and the arguments stand in
-    order. Raises ValueError where the call does not fit the parameters.
+    order. Raises Refused where the call does not fit the parameters.
     """
     if not call.keywords:
         return call.args
     given = {word.arg: word.value for word in call.keywords}
     function = entry(tree_of(program))
     # no ** on either side: it names arguments that nobody sees
-    demand(function and not function.args.kwarg and None not in given, "not_literal")
+    refuse_unless(function and not function.args.kwarg and None not in given, "not_literal")
     spec = function.args
     names = [parameter.arg for parameter in spec.posonlyargs + spec.args]
     by_keyword = [parameter.arg for parameter in spec.kwonlyargs]
@@ -179,11 +181,11 @@ def positional(call: ast.Call, program: str) -> list[ast.expr]:
     n_required = len(names) - len(spec.defaults)
     defaults = dict(zip(names[n_required:], spec.defaults))
     open_names = names[len(call.args):]
-    demand(given.keys() <= set(open_names), "not_literal")
+    refuse_unless(given.keys() <= set(open_names), "not_literal")
     values = list(call.args)
     while given:                                # the defaults behind the last argument stay away
         name = open_names.pop(0)
-        demand(name in given or name in defaults, "not_literal")
+        refuse_unless(name in given or name in defaults, "not_literal")
         values.append(given.pop(name, None) or defaults[name])
     return values
 
@@ -191,8 +193,8 @@ def positional(call: ast.Call, program: str) -> list[ast.expr]:
 def canonical_arguments(text: str, program: str) -> str:
     """The arguments that a text states as Python prints them, without comments; "" where it states none."""
     try:
-        return ", ".join(map(ast.unparse, read_arguments(text, program)))
-    except ValueError:
+        return ", ".join(map(unparse, read_arguments(text, program)))
+    except Refused:
         return ""
 
 
@@ -202,7 +204,7 @@ def as_written(text: str, canonical: str) -> str:
     try:
         plain_arguments(text)
         return text
-    except ValueError:
+    except Refused:
         return canonical
 
 

@@ -5,9 +5,11 @@ import itertools
 import re
 from dataclasses import replace
 
+from infra.errors import refuse_unless
+from sandbox.parsing import unparse
 from sandbox.values import decode, encode
-from tasks.base import Proposal, TaskType
-from tasks.complexity import demand, entry, tree_of
+from tasks.base import Proposal, TaskType, text_of, texts_of
+from tasks.complexity import entry, tree_of
 from tasks.prompts import LOGIC_TOPICS
 
 TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
@@ -15,12 +17,12 @@ STATEMENT = re.compile(r"(?:(\w+)[\"'`*]*\s*(?:==?|:|is)\s*[\"'`*]*)?(\w+)")    
 
 
 def clauses_of(program: str) -> list[str]:
-    """The constraints of a puzzle's program. Raises ValueError where it is none."""
+    """The constraints of a puzzle's program. Raises Refused where it is none."""
     function = entry(tree_of(program))
-    demand(function and isinstance(function.body[0], ast.Return), "not_logic")
+    refuse_unless(function and isinstance(function.body[0], ast.Return), "not_logic")
     formula = function.body[0].value
     is_conjunction = isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And)
-    return [ast.unparse(clause) for clause in (formula.values if is_conjunction else [formula])]
+    return [unparse(clause) for clause in (formula.values if is_conjunction else [formula])]
 
 
 class Logic(TaskType):
@@ -35,28 +37,30 @@ class Logic(TaskType):
     n_variables = range(2, 7)
 
     def puzzle(self, lines: list[str]) -> Proposal:
-        """The proposal of a list of constraints, of which repetitions are left out. Raises ValueError with a
+        """The proposal of a list of constraints, of which repetitions are left out. Raises Refused with a
         reason of validation.REASONS."""
         clauses, names = tree_of("\n".join(dict.fromkeys(lines))).body, set()
         for clause in clauses:
             nodes = list(ast.walk(clause))[1:] if isinstance(clause, ast.Expr) else [clause]
-            demand(all(isinstance(node, self.allowed) for node in nodes), "not_logic")
+            refuse_unless(all(isinstance(node, self.allowed) for node in nodes), "not_logic")
             names |= {node.id for node in nodes if isinstance(node, ast.Name)}
-        demand(len(names) in self.n_variables, "variables")
+        refuse_unless(len(names) in self.n_variables, "variables")
         names = sorted(names)
         clauses = [clause.value for clause in clauses]
-        conjunction = ast.unparse(ast.BoolOp(ast.And(), clauses) if len(clauses) > 1 else clauses[0])
+        conjunction = unparse(ast.BoolOp(ast.And(), clauses) if len(clauses) > 1 else clauses[0])
         table = [", ".join(map(str, world)) for world in itertools.product((False, True), repeat=len(names))]
         return Proposal(self.name, f"def f({', '.join(names)}):\n    return {conjunction}", tuple(table))
 
     def from_row(self, row):
-        return self.puzzle(list(row["constraints"]) if "constraints" in row else clauses_of(row["program"]))
+        if "constraints" in row:
+            return self.puzzle(texts_of(row, "constraints"))
+        return self.puzzle(clauses_of(text_of(row, "program")))
 
     def read(self, written, few_shot, limits):
         """The constraints, one a line, perhaps as a list."""
         bodies = written.bodies("constraints")
         bodies = bodies or [body for tag, body in written.blocks[:1] if tag in ("", "python")]
-        demand(bodies and written.admits("python"), "syntax")
+        refuse_unless(bodies and written.admits("python"), "syntax")
         lines = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in bodies[0].split("\n")]
         return self.puzzle([line for line in lines if line])
 
@@ -64,8 +68,8 @@ class Logic(TaskType):
         """The task whose gold is the one assignment that fulfils all constraints."""
         task = super().make(proposal, verdict, limits, key)
         models = [given for given, output in zip(task.inputs, task.outputs) if decode(output) is True]
-        demand(models, "no_model")
-        demand(len(models) == 1, "several_models")
+        refuse_unless(models, "no_model")
+        refuse_unless(len(models) == 1, "several_models")
         gold = tuple(word == "True" for word in models[0].split(", "))
         return replace(task, inputs=("",), outputs=(encode(gold),))
 
@@ -87,9 +91,9 @@ class Logic(TaskType):
         parts = re.split(r"[,;\n]|\band\b", block[:1000].strip(" \n{}[]()"))
         for i, part in enumerate(part for part in parts if part.strip()):
             m = STATEMENT.fullmatch(part.strip(" \t\"'`*-"))
-            demand(m and m[2].lower() in TRUTH, "syntax")
+            refuse_unless(m and m[2].lower() in TRUTH, "syntax")
             name = m[1] or "".join(names[i:i + 1])
-            demand(name not in values, "syntax")
+            refuse_unless(name not in values, "syntax")
             values[name] = TRUTH[m[2].lower()]
         return ", ".join(str(values[name]) for name in names) if sorted(values) == names else ""
 

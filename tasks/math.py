@@ -6,9 +6,10 @@ import unicodedata
 from dataclasses import replace
 from fractions import Fraction
 
+from infra.errors import refuse_unless
 from sandbox.values import decode
-from tasks.base import Proposal, Task, TaskType, is_program
-from tasks.complexity import demand, normalise
+from tasks.base import Proposal, Task, TaskType, is_program, text_of
+from tasks.complexity import normalise
 from tasks.prompts import MATH_TOPICS, Answer
 from tasks.validation import Limits
 from verifier import Verdict
@@ -159,26 +160,26 @@ class Math(TaskType):
                     "Tom has 3 apples and gets 4 more. How many apples does he have now?")
 
     def from_row(self, row: dict) -> Proposal:
-        question = row["question"] if "question" in row else row["message"]
-        return Proposal(self.name, super().from_row(row | {"input": ""}).program, ("",), str(question))
+        question = text_of(row, "question" if "question" in row else "message")
+        return Proposal(self.name, super().from_row(row | {"input": ""}).program, ("",), question)
 
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
         """The question and the program, whose function may be called solution."""
         questions = [body.strip() for body in written.bodies("question") if body.strip()]
         programs = [body for tag, body in written.blocks if is_program(tag, body)]
-        demand(written.admits("question", "python"), "syntax")
-        demand(programs, "no_program")
+        refuse_unless(written.admits("question", "python"), "syntax")
+        refuse_unless(programs, "no_program")
         program = normalise(programs[0], limits.source_chars, written.form.tidy, alias="solution")
         return Proposal(self.name, program, ("",), "".join(questions[:1]))
 
     def demands(self, proposal: Proposal, limits: Limits) -> None:
-        demand(proposal.message, "no_question")
+        refuse_unless(proposal.message, "no_question")
         super().demands(proposal, replace(limits, reject_constant=False))
 
     def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
         task = super().make(proposal, verdict, limits, key)
         gold = decode(task.outputs[0])
-        demand(exact(gold) is not None, "inexact" if isinstance(gold, float) else "not_a_number")
+        refuse_unless(exact(gold) is not None, "inexact" if isinstance(gold, float) else "not_a_number")
         return task
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:

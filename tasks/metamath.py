@@ -6,7 +6,7 @@ A proof is a list of labels for a machine with one stack: a hypothesis is pushed
 ($p) takes as many expressions as it has hypotheses, finds what its variables stand for, and leaves its own
 with that in their place. An expression is a tuple of symbols, of which the first is a type ("wff", "|-").
 Standard library alone. Models' proofs are checked by it too (proof.py): whatever a text says ends as a
-ValueError, and within a number of symbols.
+value or as a Mistake, and within a number of symbols.
 """
 import argparse
 import itertools
@@ -21,6 +21,10 @@ SAVE = -1                   # a step that saves what lies on top of the stack
 ILLEGAL = re.compile(r"[^\t\n\f\r -~]")
 LABEL = re.compile(r"[A-Za-z0-9._-]+")
 KEYWORDS, AFTER_LABEL = ("$c", "$v", "$d", "${", "$}", "$f", "$e", "$a", "$p"), ("$f", "$e", "$a", "$p")
+
+
+class Mistake(Exception):
+    """A text is no valid database. The message says where, and why."""
 
 
 class Token(str):
@@ -58,9 +62,10 @@ class Database:
         self.assertions: dict[str, Assertion] = {}
         self.scopes, self.incomplete, self.at = [], [], Token()     # at: what is being read
 
-    def demand(self, met, otherwise: str) -> None:
+    def demand(self, met: object, otherwise: str) -> None:
+        """Raises Mistake with the place, unless something is true of what is being read."""
         if not met:
-            raise ValueError(f"line {self.at.line}, token {self.at[:60]!r}: {otherwise}")
+            raise Mistake(f"line {self.at.line}, token {self.at[:60]!r}: {otherwise}")
 
     def tokens(self, text: str):
         """Every Token outside comments."""
@@ -80,7 +85,7 @@ class Database:
         self.demand(not opened, "this comment is not closed")
 
     def read(self, text: str, max_work: int = MAX_WORK) -> "Database":
-        """Reads and verifies a text. Raises ValueError at the first mistake."""
+        """Reads and verifies a text. Raises Mistake at the first mistake."""
         self.source, self.max_work, label = self.tokens(text), max_work, ""
         for self.at in self.source:
             word = self.at
@@ -165,8 +170,8 @@ class Database:
         elif proof is not None:
             try:
                 self.check(made)
-            except ValueError as error:
-                raise ValueError(f"{error} (in the proof of {label})") from None
+            except Mistake as error:
+                raise Mistake(f"{error} (in the proof of {label})") from None
         self.assertions[label] = made
 
     def count_pairs(self, n: int) -> None:
@@ -202,7 +207,7 @@ class Database:
         self.demand(number == 0, "the proof ends inside a number")
 
     def check(self, theorem: Assertion) -> None:
-        """Runs its proof. Raises ValueError if it proves something else or writes over max_work symbols."""
+        """Runs its proof. Raises Mistake if it proves something else or writes over max_work symbols."""
         stack, known, n_saved = [], {h.label: h.expression for h in self.hypotheses}, 0
         self.left = self.max_work
         for step in self.steps(theorem):
@@ -256,7 +261,7 @@ def main(argv: list[str] | None = None) -> int:
     path = parser.parse_args(argv).file
     try:
         database = Database().read(path.read_bytes().decode("latin-1"))
-    except (OSError, ValueError) as error:
+    except (OSError, Mistake) as error:
         print(f"{path}: {error}")
         return 1
     print(f"{path}: {len(database.assertions)} assertions, {len(database.incomplete)} with incomplete proofs")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 
+from infra.errors import UserError
 from tasks.fences import read_blocks
 
 
@@ -274,10 +275,10 @@ class Answer:
 
 
 def template(kind: str, prompt_format: str, phase: str) -> Prompt:
-    """What is asked in "propose" or "solve", its {names} not filled in. Raises ValueError if nothing is."""
+    """What is asked in "propose" or "solve", its {names} not filled in. Raises UserError if nothing is."""
     prompt = getattr(FORMATS[prompt_format], phase).filled(t=TEMPLATES.get(kind, Template()))
     if not prompt.user:
-        raise ValueError(f"--task-types {kind}: prompts.py has no template of it for the {prompt_format} "
+        raise UserError(f"--task-types {kind}: prompts.py has no template of it for the {prompt_format} "
                          f"prompt format ({phase})")
     return prompt
 
@@ -304,7 +305,7 @@ def day_told(tokenizer: object) -> str:
 def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begins: bool = True,
               day: str = "") -> str:
     """Messages by the tokenizer's chat template. begins: the assistant's turn follows; day: the date that a
-    template is told which writes one (YYYY-MM-DD; "" = today). Raises ValueError where there is no template,
+    template is told which writes one (YYYY-MM-DD; "" = today). Raises UserError where there is no template,
     or it raises: it is a program of the base's makers."""
     try:
         source = tokenizer.get_chat_template()
@@ -314,7 +315,7 @@ def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begin
                                              add_generation_prompt=begins,
                                              enable_thinking=FORMATS[prompt_format].thinking)
     except Exception as e:
-        raise ValueError(f"the base's chat template makes no prompt ({type(e).__name__}: {e!s:.200}): take "
+        raise UserError(f"the base's chat template makes no prompt ({type(e).__name__}: {e!s:.200}): take "
                          "the prompt format base, or a model with another template") from None
 
 

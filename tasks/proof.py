@@ -8,10 +8,11 @@ import re
 import warnings
 from pathlib import Path
 
+from infra.errors import Refused, UserError, demand, refuse_unless
 from sandbox.values import encode
-from tasks.base import Proposal, Task, TaskType
-from tasks.complexity import demand, digest
-from tasks.metamath import Assertion, Database
+from tasks.base import Proposal, Task, TaskType, text_of, texts_of
+from tasks.complexity import digest
+from tasks.metamath import Assertion, Database, Mistake
 from tasks.prompts import template
 from verifier import Job
 
@@ -32,24 +33,24 @@ STATEMENT = re.compile(r"(?:(?<!\S)([^$ ]+) )?\$([a-z]) ([^$]*)(?:\$= ([^$]*))?\
 # ---------------------------------------------------------------- what a proof is worth
 
 def check(database: Database, statement: str, proof: str) -> Assertion:
-    """The theorem of a proof that holds; `database` is used up. Raises ValueError where it does not."""
-    database.read(f"${{ {statement} $= {proof} $. $}}", MAX_WRITTEN)
-    demand(not database.incomplete, "the proof is incomplete")
+    """The theorem of a proof that holds; `database` is used up. Raises Refused where it does not."""
+    try:
+        database.read(f"${{ {statement} $= {proof} $. $}}", MAX_WRITTEN)
+    except Mistake as mistake:
+        raise Refused(f"unproved: {mistake}") from None
+    refuse_unless(not database.incomplete, "unproved: the proof is incomplete")
     return database.assertions[NAME]
 
 
 def review(theory: "Theory", statement: str, proof: str) -> str:
-    """The program of a new theorem: its proof's steps, hypotheses as $0, $1, ... Raises ValueError."""
+    """The program of a new theorem: its proof's steps, hypotheses as $0, $1, ... Raises Refused."""
     database = theory.fresh()
-    try:
-        theorem = check(database, statement, proof)
-    except ValueError as error:
-        raise ValueError(f"unproved: {error}") from None
+    theorem = check(database, statement, proof)
     types = set(theory.variables.values())
     essential = [h for h in theorem.hypotheses if not h.floating]
     parts = [theorem.expression, *(h.expression for h in essential)]
     is_new = len(set(parts)) == len(parts) and types.isdisjoint(part[0] for part in parts)
-    demand(is_new, "trivial")
+    refuse_unless(is_new, "trivial")
     premises = [h.label for h in essential]
     words, named = [], {}
     for step in database.steps(theorem):
@@ -58,9 +59,9 @@ def review(theory: "Theory", statement: str, proof: str) -> str:
         elif step in database.assertions and database.assertions[step].expression[0] not in types:
             words.append(step)
     program = " ".join(words)
-    demand(n_cited(program) <= MAX_STEPS, "too_long")
-    demand(n_cited(program) > 1, "trivial")
-    demand(len(named) == len(premises), "unused_hypothesis")
+    refuse_unless(n_cited(program) <= MAX_STEPS, "too_long")
+    refuse_unless(n_cited(program) > 1, "trivial")
+    refuse_unless(len(named) == len(premises), "unused_hypothesis")
     return program
 
 
@@ -116,37 +117,43 @@ class Theory(Database):
 
 @functools.cache
 def load(name: str) -> Theory:
-    """The theory in a file, a path or one that is bundled. Raises ValueError with what is wrong with it."""
+    """The theory in a file, a path or one that is bundled. Raises UserError with what is wrong with it."""
     path = Path(name) if Path(name).is_file() else THEORIES / name
+    bundled = ", ".join(sorted(file.name for file in THEORIES.glob("*.mm")))
+    instead = f"give a Metamath file; bundled are {bundled}"
     try:
         theory = Theory().read(path.read_text(encoding="utf-8", errors="replace"))
-        for label, assertion in theory.assertions.items():
-            ordered = [h for h in theory.hypotheses if h in assertion.hypotheses]
-            ordered += [h for h in assertion.hypotheses if not h.floating]
-            fine = ordered == list(assertion.hypotheses) and label not in (NAME, *theory.incomplete)
-            demand(fine, f"{label} uses a $f in a block, a $e outside, ? in a proof, or this name")
-        return theory
-    except (OSError, ValueError) as error:
-        bundled = ", ".join(sorted(file.name for file in THEORIES.glob("*.mm")))
-        raise ValueError(f"--theory {name}: {error}; give a Metamath file; bundled are {bundled}") from None
+    except (OSError, Mistake) as error:
+        raise UserError(f"--theory {name}: {error}; {instead}") from None
+    for label, assertion in theory.assertions.items():
+        ordered = [h for h in theory.hypotheses if h in assertion.hypotheses]
+        ordered += [h for h in assertion.hypotheses if not h.floating]
+        fine = ordered == list(assertion.hypotheses) and label not in (NAME, *theory.incomplete)
+        demand(fine, f"--theory {name}: {label} uses a $f in a block, a $e outside, ? in a proof, or this "
+               f"name; {instead}")
+    return theory
 
 
 # ---------------------------------------------------------------- the task type
 
 def read_theorem(text: str, theory: str) -> Proposal:
-    """The first theorem of a text, with the $e and $d before it. Raises ValueError with a reason."""
+    """The first theorem of a text, with the $e and $d before it. Raises Refused with a reason."""
+    try:
+        tokens = list(Database().tokens(text))
+    except Mistake as mistake:                  # an open comment, a character that is none of Metamath's
+        raise Refused(f"syntax: {mistake}") from None
     before = []
-    for label, kind, symbols, proof in STATEMENT.findall(" ".join([*Database().tokens(text), "$. "])):
+    for label, kind, symbols, proof in STATEMENT.findall(" ".join([*tokens, "$. "])):
         if kind in ("d", "e"):
             before.append(f"{label} ${kind} {symbols}$.".strip())
         if kind == "p" and proof.strip():
             longest = max(part.count(" ") for part in (*before, symbols))
             n_premises = sum("$e" in part for part in before)
             is_short = len(proof) <= MAX_PROOF and n_premises <= MAX_HYPOTHESES and longest <= MAX_SYMBOLS
-            demand(is_short, "too_long")
+            refuse_unless(is_short, "too_long")
             statement = "\n".join([*before, f"{NAME} $p {symbols.strip()}"])
             return Proposal("proof", theory, (proof.strip(),), statement)
-    raise ValueError("no_proof")
+    raise Refused("no_proof")
 
 
 class Proof(TaskType):
@@ -156,10 +163,11 @@ class Proof(TaskType):
     statements, structure = staticmethod(n_cited), staticmethod(digest)
 
     def from_row(self, row):
-        theory = row.get("theory", "prop.mm")
+        theory = text_of(row, "theory", "prop.mm")
         load(theory)
-        proved = row["theorem"] if "theorem" in row else f"{row['message']} $= {row['inputs'][0]} $."
-        return read_theorem(proved, theory)
+        if "theorem" in row:
+            return read_theorem(text_of(row, "theorem"), theory)
+        return read_theorem(f"{text_of(row, 'message')} $= {texts_of(row, 'inputs')[0]} $.", theory)
 
     def propose(self, prompt_format, few_shot, rng, limits):
         """Prompt with part of the database, and proofs to learn from."""
@@ -174,12 +182,12 @@ class Proof(TaskType):
     def read(self, written, few_shot, limits):
         """The theorem of the first block that has a proof."""
         proved = [body for _, body in written.blocks if "$=" in body]
-        demand(proved, "no_proof")
+        refuse_unless(proved, "no_proof")
         return read_theorem(proved[0], limits.theory)
 
     def demands(self, proposal, limits):
-        demand(proposal.program == limits.theory, "other_theory")
-        demand(not limits.control.search(proposal.message + proposal.inputs[0]), "control_text")
+        refuse_unless(proposal.program == limits.theory, "other_theory")
+        refuse_unless(not limits.control.search(proposal.message + proposal.inputs[0]), "control_text")
 
     def key(self, proposal, dedupe):
         """Of the statement, up to the names of its variables and labels and the order of its hypotheses."""
@@ -211,7 +219,10 @@ class Proof(TaskType):
 
     def read_answer(self, block, task, limits):
         """The labels of a proof, perhaps between $= and $."""
-        words = list(Database().tokens(block))
+        try:
+            words = list(Database().tokens(block))
+        except Mistake:
+            return ""
         if "$=" in words:
             words = words[words.index("$=") + 1:]
         proof = " ".join(itertools.takewhile(lambda word: word != "$.", words))
@@ -222,5 +233,5 @@ class Proof(TaskType):
         try:
             check(load(limits.theory).fresh(), task.message, answer)
             return "correct"
-        except ValueError:
+        except Refused:
             return "wrong"

@@ -8,7 +8,8 @@ import re
 import sys
 from dataclasses import dataclass, replace
 
-from tasks.complexity import demand, entry, global_names, tree_of
+from infra.errors import Refused, refuse_unless
+from tasks.complexity import entry, global_names, tree_of
 from tasks.literals import plain_arguments, value_text
 from tasks.prompts import FORMATS, show
 
@@ -74,21 +75,21 @@ class Limits:
 
 
 def check_program(source: str, limits: Limits) -> None:
-    """Raises ValueError with the reason why a program may not run. Static: nothing is executed."""
-    demand(len(source) <= limits.source_chars, "too_long")
-    demand(not limits.control.search(source), "control_text")
+    """Raises Refused with the reason why a program may not run. Static: nothing is executed."""
+    refuse_unless(len(source) <= limits.source_chars, "too_long")
+    refuse_unless(not limits.control.search(source), "control_text")
     tree, names = tree_of(source), global_names(source)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             modules = {(getattr(node, "module", None) or alias.name).split(".")[0] for alias in node.names}
-            demand(modules <= IMPORTS and not getattr(node, "level", 0), "import")
+            refuse_unless(modules <= IMPORTS and not getattr(node, "level", 0), "import")
         reached = names_reached(node)
-        demand(DRAWS.isdisjoint(reached), "banned_name")
+        refuse_unless(DRAWS.isdisjoint(reached), "banned_name")
         for name in reached:
-            demand(name in DUNDERS or not re.fullmatch(r"__[a-z]\w*__", name), "banned_name")
-    demand(not reaches_module(tree), "import")
-    demand(names.isdisjoint(BANNED), "banned_name")
-    demand(not limits.reject_constant or not ignores_input(entry(tree)), "ignores_input")
+            refuse_unless(name in DUNDERS or not re.fullmatch(r"__[a-z]\w*__", name), "banned_name")
+    refuse_unless(not reaches_module(tree), "import")
+    refuse_unless(names.isdisjoint(BANNED), "banned_name")
+    refuse_unless(not limits.reject_constant or not ignores_input(entry(tree)), "ignores_input")
 
 
 def names_reached(node: ast.AST) -> list[str]:
@@ -136,13 +137,13 @@ def ignores_input(function: ast.FunctionDef) -> bool:
 
 
 def check_input(text: str, limits: Limits) -> None:
-    """Raises ValueError with the reason why an argument text cannot be used."""
-    demand(len(text) <= limits.input_chars, "input_too_long")
-    demand(not limits.control.search(text), "control_text")
+    """Raises Refused with the reason why an argument text cannot be used."""
+    refuse_unless(len(text) <= limits.input_chars, "input_too_long")
+    refuse_unless(not limits.control.search(text), "control_text")
     try:
         arguments = plain_arguments(text)
-    except ValueError as error:
-        raise ValueError("too_deep" if str(error).startswith("too_deep") else "not_literal") from None
+    except Refused as error:
+        raise Refused("too_deep" if error.reason == "too_deep" else "not_literal") from None
     for argument in arguments:
         for node in ast.walk(argument):
             items = getattr(node, "elts", getattr(node, "keys", 0))
@@ -150,25 +151,25 @@ def check_input(text: str, limits: Limits) -> None:
 
 
 def check_range(value, limits: Limits) -> None:
-    """Raises ValueError where one value (not what it contains) is beyond max_number or max_items."""
+    """Raises Refused where one value (not what it contains) is beyond max_number or max_items."""
     if isinstance(value, (int, float)):
-        demand(abs(value) < limits.max_number, "value_range")
+        refuse_unless(abs(value) < limits.max_number, "value_range")
     elif hasattr(value, "__len__"):
-        demand(len(value) <= limits.max_items, "value_range")
+        refuse_unless(len(value) <= limits.max_items, "value_range")
 
 
 def check_value(value, limits: Limits) -> None:
-    """Raises ValueError with the reason why a decoded result cannot be a gold answer."""
+    """Raises Refused with the reason why a decoded result cannot be a gold answer."""
     stack = [value]
     while stack:
         item = stack.pop()
-        demand(not isinstance(item, (float, complex)) or cmath.isfinite(item), "not_finite")
+        refuse_unless(not isinstance(item, (float, complex)) or cmath.isfinite(item), "not_finite")
         check_range(item, limits)
         if isinstance(item, dict):
             stack += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple, set, frozenset)):
             stack += item
     text = show(value, limits.compact)
-    demand(len(text) <= limits.output_chars, "output_too_long")
-    demand(not limits.control.search(text), "control_text")
+    refuse_unless(len(text) <= limits.output_chars, "output_too_long")
+    refuse_unless(not limits.control.search(text), "control_text")
     value_text(text)        # raises where no answer could state the value: a set of frozensets has no literal

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -17,7 +17,8 @@ import torch.nn as nn
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from config import TARGETS, demand
+from config import TARGETS
+from infra.errors import UserError, demand, explained
 from infra.precision import quantize
 from lora import Adapters, Factors
 from model import Base, Model, ModelConfig, rope_frequencies
@@ -34,6 +35,8 @@ SUPPORTED = dict(model_type=ARCHITECTURES, hidden_act=("silu",), rope_type=("def
                  partial_rotary_factor=(1, None), quantization_config=(None,),
                  transformers_weights=(None,),       # another file name for the weights
                  layer_types=(None, "full_attention", "sliding_attention"))
+# What a rope_type computes with, besides rope_theta
+ROPE_NUMBERS = dict(linear=("factor",), llama3=("factor", "low_freq_factor", "high_freq_factor"))
 
 # Keys of PEFT's adapter_config.json. ANY may hold any value: where an adapter comes from, how it was trained,
 # and which layers it covers, which the names of its tensors say better (target_modules may be a pattern, a
@@ -68,17 +71,8 @@ ID into `base_model_name_or_path` of adapter_config.json, before you upload them
 LARGE = 1e30                # of a lora_alpha: float32 ends at 3e38
 
 
-@contextmanager
-def explained(sentence: str, errors: type | tuple = Exception):
-    """Of the errors that a library raises within, many types that mean the same to a user, one sentence."""
-    try:
-        yield
-    except errors as e:
-        raise ValueError(f"{sentence} ({type(e).__name__}: {' '.join(str(e).split()):.300})") from None
-
-
 def read_config(path: Path) -> ModelConfig:
-    """Read config.json. Raises ValueError if it is damaged or of an architecture that model.py lacks."""
+    """Read config.json. Raises UserError if it is damaged or of an architecture that model.py lacks."""
     from transformers import AutoConfig
     file = path / "config.json"
     with explained(f"{file} is missing, damaged or of no known architecture: give --base a complete "
@@ -95,18 +89,21 @@ def read_config(path: Path) -> ModelConfig:
     full["rope_parameters"] = {"original_max_position_embeddings": context} | rope
     window = config.get("sliding_window")
     # transformers takes whatever stands there, null too, and raises when the first token is computed
-    with explained(f"{file}: positions cannot be computed with {rope} and sliding_window {window!r}: correct "
-                   "these, or fetch the file again", (TypeError, ValueError, LookupError, ZeroDivisionError)):
-        full["rope_theta"] = rope["rope_theta"]
-        # no row is to be longer: within the window all keys are seen
-        full["max_position_embeddings"] = min(context, window or context)
-        cfg = ModelConfig(**{f.name: full[f.name] for f in fields(ModelConfig) if f.name in full})
-        demand(rope_frequencies(cfg, "cpu").isfinite().all(), "a frequency is not finite")
+    impossible = (f"{file}: positions cannot be computed with {rope} and sliding_window {window!r}: correct "
+                  "these, or fetch the file again")
+    needed = [rope.get(name) for name in ("rope_theta", *ROPE_NUMBERS.get(rope.get("rope_type"), ()))]
+    for number in (context, window or context, *needed):
+        demand(type(number) in (int, float) and number > 0, impossible)
+    full["rope_theta"] = rope["rope_theta"]
+    # no row is to be longer: within the window all keys are seen
+    full["max_position_embeddings"] = min(context, window or context)
+    cfg = ModelConfig(**{f.name: full[f.name] for f in fields(ModelConfig) if f.name in full})
+    demand(rope_frequencies(cfg, "cpu").isfinite().all(), impossible)
     return cfg
 
 
 def resolve(name: str, weights: bool = True) -> Path:
-    """Directory of a model directory or hub id (HF_HOME is honoured). Raises ValueError."""
+    """Directory of a model directory or hub id (HF_HOME is honoured). Raises UserError."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -119,7 +116,7 @@ def resolve(name: str, weights: bool = True) -> Path:
 
 def shards(path: Path) -> list[Path]:
     """The safetensors files of a model directory: a single file wins over an index of shards, as in
-    transformers. Raises ValueError where one is missing."""
+    transformers. Raises UserError where one is missing."""
     index = path / INDEX
     names = {SINGLE}
     if index.exists() and not (path / SINGLE).exists():
@@ -133,7 +130,7 @@ def shards(path: Path) -> list[Path]:
 
 def read_weights(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu",
                  int8: bool = False) -> dict[str, torch.Tensor]:
-    """A base's tensors by name, read one after another. Raises ValueError where a file is damaged."""
+    """A base's tensors by name, read one after another. Raises UserError where a file is damaged."""
     if (path / INDEX).exists() and (path / SINGLE).exists():
         print(f"note: {path} holds {SINGLE} and an index of shards: {SINGLE} is read, as by transformers",
               file=sys.stderr)
@@ -150,7 +147,7 @@ def read_weights(path: Path, dtype: torch.dtype, device: torch.device | str = "c
 
 def converted(file: Path, name: str, tensor: torch.Tensor, dtype: torch.dtype,
               int8: bool) -> dict[str, torch.Tensor]:
-    """A file's tensor as it is computed with; of a block's matrix in int8 q and its scale. Raises ValueError
+    """A file's tensor as it is computed with; of a block's matrix in int8 q and its scale. Raises UserError
     where it holds NaN or infinity: the model would answer nothing, and no member would learn."""
     if int8 and name.startswith("model.layers.") and tensor.ndim == 2:
         q, scale = quantize(tensor, dtype)
@@ -185,7 +182,7 @@ def settle_head(cfg: ModelConfig, state: dict[str, torch.Tensor], path: Path) ->
 
 def load_model(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu",
                int8: bool = False) -> Model:
-    """Read the files, build on the meta device, assign strictly, freeze. Raises ValueError where files are
+    """Read the files, build on the meta device, assign strictly, freeze. Raises UserError where files are
     damaged or do not belong together. dtype: what it computes in; int8: the weights of its linear layers."""
     cfg = read_config(path)
     state = read_weights(path, dtype, device, int8)
@@ -220,7 +217,7 @@ def is_chat_model(tokenizer, eos_ids: tuple[int, ...]) -> bool:
 
 
 def load_tokenizer(path: Path):
-    """The directory's tokenizer, and the prompt format that model and tokenizer want. Raises ValueError."""
+    """The directory's tokenizer, and the prompt format that model and tokenizer want. Raises UserError."""
     from transformers import PreTrainedTokenizerFast  # an architecture's own class may split text otherwise
     with explained(f"{path} has no usable tokenizer.json: fetch the model again (--plan does without one "
                    "where --prompt-format is given)"):
@@ -230,7 +227,7 @@ def load_tokenizer(path: Path):
 
 
 def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu", int8: bool = False) -> Base:
-    """Everything about the base of a directory or hub id; see load_model. Raises ValueError."""
+    """Everything about the base of a directory or hub id; see load_model. Raises UserError."""
     path = resolve(name)
     model = load_model(path, dtype, device, int8).fuse()
     tokenizer, prompt_format = load_tokenizer(path)
@@ -289,7 +286,7 @@ def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_
 
 
 def check_plain(directory: Path, config: dict) -> None:
-    """Raises ValueError where an adapter_config.json describes something else than W + alpha/r B A."""
+    """Raises UserError where an adapter_config.json describes something else than W + alpha/r B A."""
     for name, value in config.items():
         if name in PLAIN:
             known = value in PLAIN[name]
@@ -307,7 +304,7 @@ def check_plain(directory: Path, config: dict) -> None:
 
 
 def read_factors(directory: Path, tensors: dict[str, torch.Tensor], rank: int) -> Factors:
-    """A PEFT file's tensors as factors by layer, in float32. Raises ValueError where one is no factor, is of
+    """A PEFT file's tensors as factors by layer, in float32. Raises UserError where one is no factor, is of
     another shape than A (rank, in) or B (out, rank), or lacks the other."""
     pairs = {}
     for name, tensor in tensors.items():
@@ -329,7 +326,7 @@ def read_factors(directory: Path, tensors: dict[str, torch.Tensor], rank: int) -
 
 def read_peft(directory: Path) -> tuple[dict, str, Factors]:
     """A PEFT directory's configuration, the hash of its base ("" where nobody wrote it down) and factors, in
-    the order of their file. Raises ValueError where it is damaged or no plain LoRA."""
+    the order of their file. Raises UserError where it is damaged or no plain LoRA."""
     with explained(f"{directory} is not a readable PEFT adapter"):
         config = dict(json.loads((directory / "adapter_config.json").read_text()))
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as f:
@@ -341,7 +338,7 @@ def read_peft(directory: Path) -> tuple[dict, str, Factors]:
 
 def load_peft(adapters: Adapters, p: int, directory: str | Path, base_hash: str = "",
               base_name: str = "") -> None:
-    """Read a PEFT directory into member p. Raises ValueError if it is damaged or does not fit the others, or
+    """Read a PEFT directory into member p. Raises UserError if it is damaged or does not fit the others, or
     was trained on another base than that of this hash; by the name, if given, where a hash is not known."""
     config, made_on, factors = read_peft(Path(directory))
     rank, alpha, name = map(config.get, ("r", "lora_alpha", "base_model_name_or_path"))
@@ -349,5 +346,5 @@ def load_peft(adapters: Adapters, p: int, directory: str | Path, base_hash: str 
            f"{alpha}, not {adapters.rank} and {adapters.alpha}: its run takes --rank {rank} --alpha {alpha}")
     same = base_hash == made_on if base_hash and made_on else base_name in ("", name)
     demand(same, f"{directory} was trained on another base: a run on {name} takes it as --base")
-    with explained(f"{directory} does not fit", ValueError):
+    with explained(f"{directory} does not fit", UserError):
         adapters.set_factors(p, factors)

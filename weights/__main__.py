@@ -16,6 +16,7 @@ import torch
 from config import Config, resolve_config
 from generate import Prompts, SamplingParams, generate
 from infra.distributed import ALONE
+from infra.errors import UserError
 from model import Base
 from sandbox.values import encode
 from selfplay import PROPOSE, Setup, ask, make_rng
@@ -89,7 +90,7 @@ def main() -> int:
         result = compare(base)
         print(json.dumps(result, indent=1), flush=True)
         show_parsed(base, args.max_new_tokens)
-    except ValueError as e:
+    except UserError as e:
         parser.error(str(e))
     return 0 if result["tokens"] == result["of"] and result["max_abs_diff"] < 1e-3 else 1
 

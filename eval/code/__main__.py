@@ -16,9 +16,9 @@ from eval import answering, common, fetch
 from eval.code import cruxeval, suites
 from eval.code.problems import SETS, Problem, problem_of
 from eval.code.programs import complete, extract
+from infra.errors import demand
 from model import Base
 from tasks.base import SPLITS
-from tasks.complexity import demand
 from tasks.prompts import Prompt, chat_text, concluded
 from verifier import Sandbox
 
@@ -103,7 +103,7 @@ def both(rows: list[dict]) -> list[dict]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; 0, or 1 where the self-test fails. Raises ValueError for what the user can mend."""
+    """The command line; 0, or 1 where the self-test fails. Raises UserError for what the user can mend."""
     parser = common.parser_of("eval.code", __doc__, default_max_new=MAX_NEW)
     parser.add_argument("--workers", type=int, default=2, help="sandbox processes that run at once")
     parser.add_argument("--split", default="test", choices=(*SPLITS, "all"),

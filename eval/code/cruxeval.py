@@ -3,9 +3,9 @@ import argparse
 
 from eval import answering, common, fetch
 from eval.population.heldout import Item, examiner, formatted
+from infra.errors import demand
 from sandbox.values import decode
 from tasks import cruxeval
-from tasks.complexity import demand
 from tasks.prompts import fenced, show
 from verifier import Sandbox
 

@@ -13,6 +13,9 @@ import re
 import zlib
 from dataclasses import dataclass, field
 
+from eval.fetch import Row, row_of
+from infra.errors import UserError, demand, explained
+
 SETS = ("humaneval+", "mbpp+", "livecodebench")
 MAX_UNPACKED = 1 << 30
 
@@ -64,10 +67,13 @@ RULES = [
 
 
 def restore(task: str, arguments: list) -> list:
-    """The arguments of one MBPP+ call with the types that JSON lost."""
+    """The arguments of one MBPP+ call with the types that JSON lost. Raises UserError for another call's."""
     for numbers, rule in RULES:
         if int(task.rpartition("/")[2]) in numbers:
-            return rule(arguments)
+            try:
+                return rule(arguments)
+            except (TypeError, ValueError, LookupError) as error:       # of another shape than published
+                raise UserError(f"{task}: {type(error).__name__}: {error}") from None
     return list(arguments)
 
 
@@ -86,18 +92,22 @@ class NoClasses(pickle.Unpickler):
 
 
 def unpack(packed: str) -> list[dict]:
-    """Test cases as JSON text, or as LiveCodeBench packs it. Raises ValueError for anything else."""
-    try:
-        if packed.lstrip()[:1] != "[":
-            inflate = zlib.decompressobj()
+    """Test cases as JSON text, or as LiveCodeBench packs it. Raises UserError for anything else."""
+    if packed.lstrip()[:1] != "[":
+        inflate = zlib.decompressobj()
+        with explained("tests cannot be unpacked", (ValueError, zlib.error, MemoryError)):
             raw = inflate.decompress(base64.b64decode(packed, validate=True), MAX_UNPACKED)
-            if inflate.unconsumed_tail or not inflate.eof:
-                raise ValueError("larger than a gigabyte, or cut off")
+        demand(inflate.eof and not inflate.unconsumed_tail,
+               "tests cannot be unpacked (larger than a gigabyte, or cut off)")
+        with explained("tests cannot be unpacked"):     # garbage makes the unpickler raise what it likes
             packed = NoClasses(io.BytesIO(raw)).load()
-        return [dict(input=str(test["input"]), output=str(test["output"])) for test in json.loads(packed)]
-    except (ValueError, zlib.error, pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError,
-            MemoryError) as e:
-        raise ValueError(f"cannot be unpacked ({e})") from None
+    with explained("tests cannot be unpacked"):
+        tests = json.loads(packed)
+    demand(isinstance(tests, list), "tests cannot be unpacked (they are no list)")
+    for test in tests:
+        shaped = isinstance(test, dict) and {"input", "output"} <= test.keys()
+        demand(shaped, "tests cannot be unpacked (each has an input and an output)")
+    return [dict(input=str(test["input"]), output=str(test["output"])) for test in tests]
 
 
 def live_tests(problem: Problem) -> tuple[tuple[str, ...], list[str]]:
@@ -105,24 +115,31 @@ def live_tests(problem: Problem) -> tuple[tuple[str, ...], list[str]]:
     tests = [test for part in problem.packed for test in unpack(part)]
     inputs = [test["input"] for test in tests]
     if problem.entry:
-        inputs = [call_text(list(map(json.loads, text.split("\n")))) for text in inputs]
+        with explained("an input is no JSON, an argument a line", ValueError):
+            calls = [list(map(json.loads, text.split("\n"))) for text in inputs]
+        inputs = list(map(call_text, calls))
     return tuple(inputs), [test["output"] for test in tests]
 
 
-def problem_of(bench: str, number: int, row: dict) -> Problem:
-    """A problem from a row of its published file. Raises LookupError or ValueError for another one's."""
+def problem_of(bench: str, number: int, row: Row) -> Problem:
+    """A problem from a row of its published file. Raises UserError for another one's."""
     if bench == "livecodebench":
-        entry = json.loads(row["metadata"] or "{}").get("func_name")
-        problem = Problem(bench, str(row["question_id"]), row["question_content"], entry,
-                          starter=row["starter_code"] or "",
-                          packed=(row["public_test_cases"], row["private_test_cases"]))
+        metadata = row_of((row.typed("metadata", str, type(None)) or "{}").encode())
+        packed = row.typed("public_test_cases", str), row.typed("private_test_cases", str)
+        problem = Problem(bench, str(row["question_id"]), row.typed("question_content", str),
+                          metadata.get("func_name"), starter=row["starter_code"] or "", packed=packed)
         live_tests(problem)                         # raises where they are not in order
         return problem
-    id, prompt, canonical, inputs = row["task_id"], row["prompt"], row["canonical_solution"], []
+    texts = [row.typed(name, str) for name in ("task_id", "prompt", "canonical_solution", "entry_point")]
+    id, prompt, canonical, entry = texts
+    inputs = []
     for part in ("base_input", "plus_input"):
-        calls = row[part] or ()
-        calls = map(list, calls) if bench == "humaneval+" else [restore(id, call) for call in calls]
+        calls = row.typed(part, list, dict, type(None)) or []
+        for call in calls:
+            demand(isinstance(call, list), f"{part!r} has a call {call!r:.60}")
+        if bench == "mbpp+":
+            calls = [restore(id, call) for call in calls]
         inputs.append(tuple(map(call_text, calls)))
     if bench == "humaneval+":
         canonical = prompt + canonical
-    return Problem(bench, id, prompt, row["entry_point"], canonical, *inputs, atol=float(row["atol"]))
+    return Problem(bench, id, prompt, entry, canonical, *inputs, atol=float(row.typed("atol", int, float)))

@@ -6,6 +6,7 @@ it; text beyond MAX_CHARS is cut off, and MAX_PARSED bounds the work on one text
 import ast
 import re
 
+from infra.errors import Refused
 from tasks.complexity import DEFINITIONS, parse
 from tasks.fences import read_blocks
 
@@ -57,7 +58,7 @@ def longest(text: str, entry: str | None) -> tuple[str, ast.Module]:
                 runs.append((run, parse(run, MAX_CHARS)))
                 end = last
                 break
-            except ValueError as error:
+            except Refused as error:
                 at = getattr(error.__context__, "lineno", None)            # of the SyntaxError behind it
                 last = min(last - 1, start + at - 1) if at else last - 1
 

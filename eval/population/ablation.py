@@ -23,6 +23,7 @@ from config import Config, parse_args, resolve_config
 from eval import common
 from eval.population import measures, runs
 from eval.population.runs import FULL, SEED_STRIDE, Arm, runs_of
+from infra.errors import UserError
 from operators import OPERATORS
 from run.checkpoint import RunDir
 from weights import load_tokenizer, resolve
@@ -39,13 +40,13 @@ PRIMARY = ("no-evolution", "uniform", "pair", "single-long", "single", "frozen-t
 
 
 def arms_of(pop: int, given: tuple | list = ()) -> dict[str, Arm]:
-    """The arms by name, and those of --arm, "name: --flag value ...". Raises ValueError."""
+    """The arms by name, and those of --arm, "name: --flag value ...". Raises UserError."""
     arms = {"single": Arm(("--single",), 2 / pop), "singles": Arm(("--single",), 2 / pop, pop // 2)}
     for text in [*(f"{name}:{words}" for name, words in ARMS.items()), *given]:
         name, _, words = text.partition(":")
         flags = shlex.split(words)
         if not re.fullmatch(r"[a-z0-9._-]+", name) or name in arms or not (flags or name == FULL):
-            raise ValueError(f'--arm {text}: give a new name and flags of train.py: --arm "slow: --lr 3e-4"')
+            raise UserError(f'--arm {text}: give a new name and flags of train.py: --arm "slow: --lr 3e-4"')
         own = {"--single", "--pop"} & set(flags)
         arms[name] = Arm(tuple(flags) if own else ("--pop", str(pop), *flags))
     return arms
@@ -124,15 +125,15 @@ def parser() -> argparse.ArgumentParser:
 
 def settled(args: argparse.Namespace) -> Config:
     """train.py's configuration of full; sets args.out, .steps, .train, .wanted (arms by name, full first) and
-    .types (those played). Raises ValueError for what the user can mend."""
+    .types (those played). Raises UserError for what the user can mend."""
     args.train = args.train[1:] if args.train[:1] == ["--"] else args.train
     if args.pop < 4 or args.pop % 2 or args.limit < 2 or not args.base:
-        raise ValueError("give --base, or --from DIR..., an even --pop from 4 on, and --limit of at least 2")
+        raise UserError("give --base, or --from DIR..., an even --pop from 4 on, and --limit of at least 2")
     if not all(re.fullmatch("[0-9]{1,3}", seed) for seed in args.seeds.split(",")):
-        raise ValueError(f"--seeds {args.seeds}: give whole numbers under {SEED_STRIDE}, as in 0,1,2")
+        raise UserError(f"--seeds {args.seeds}: give whole numbers under {SEED_STRIDE}, as in 0,1,2")
     args.seeds = sorted({int(seed) for seed in args.seeds.split(",")})
     if owned := OWNED & {word.partition("=")[0] for word in args.train}:
-        raise ValueError(f"{owned.pop()} after --: the arms set it themselves; this command has flags for it")
+        raise UserError(f"{owned.pop()} after --: the arms set it themselves; this command has flags for it")
     cfg = dataclasses.replace(parse_args(None, args.train), base=args.base, pop=args.pop, steps=args.steps)
     prompt_format = cfg.prompt_format
     if prompt_format == "auto":
@@ -150,7 +151,7 @@ def settled(args: argparse.Namespace) -> Config:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line. Raises ValueError for what the user can mend."""
+    """The command line. Raises UserError for what the user can mend."""
     args = parser().parse_args(argv)
     if not args.source:
         cfg = settled(args)
@@ -178,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     for text in args.contrast:
         pair = common.choose(text, known, "--contrast", "arm")
         if len(pair) != 2:
-            raise ValueError(f"--contrast {text}: give two arms with a comma between, as in spread,one")
+            raise UserError(f"--contrast {text}: give two arms with a comma between, as in spread,one")
         further.append(tuple(pair))
     result = measures.conclude(experiment, arms, args.reference, args.measure, args.goal, further)
     print(measures.table(result))

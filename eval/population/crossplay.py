@@ -19,13 +19,14 @@ from pathlib import Path
 import numpy as np
 
 import selfplay
-from config import config_of_run, demand, for_new_tasks, resolve_config
+from config import config_of_run, for_new_tasks, resolve_config
 from eval import answering, common
 from eval.population.heldout import Item, examiner, formatted, verifier_flags
 from eval.stats import bootstrap
 from eval.summary import BASE, comparable, shares
 from evolve import Member, members_of
 from infra.distributed import Ranks
+from infra.errors import demand
 from run.checkpoint import RunDir, archive_at, members_at
 from selfplay import Setup
 from tasks.base import Task
@@ -112,7 +113,7 @@ def table(result: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line. Raises ValueError for what the user can mend."""
+    """The command line. Raises UserError for what the user can mend."""
     parser = common.parser_of("eval.population.crossplay", __doc__, None,
                               without=("data", "prompt", "adapters", "bench", "limit", "self-test"))
     verifier_flags(parser)

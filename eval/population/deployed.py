@@ -14,21 +14,22 @@ from pathlib import Path
 
 from eval import common
 from eval.population import heldout, runs
+from infra.errors import UserError
 from operators import OPERATORS
 from run.checkpoint import RunDir
 
 
 def nearest(directory: Path, tokens: float) -> int:
-    """The checkpoint of a run at which it had spent most nearly so many tokens; else raises ValueError."""
+    """The checkpoint of a run at which it had spent most nearly so many tokens; else raises UserError."""
     steps = [step for step in RunDir(directory, writes=False).steps() if step]      # 0 has spent nothing
     if not steps:
-        raise ValueError(f"{directory}: no checkpoint there; give a run's directory, out/NAME")
+        raise UserError(f"{directory}: no checkpoint there; give a run's directory, out/NAME")
     done = runs.spent(runs.logged(directory))
     return min(steps, key=lambda step: abs(done[step - 1] - tokens))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line. Raises ValueError for what the user can mend."""
+    """The command line. Raises UserError for what the user can mend."""
     p = argparse.ArgumentParser(prog="python -m eval.population.deployed", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("runs", nargs="+", type=Path, help="the run, or those that share the budget, out/NAME ...")
@@ -44,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     args = p.parse_args(argv)
     name, _, seed = args.arm.partition(":")
     if not (name and seed.isdigit()):
-        raise ValueError(f"--arm {args.arm}: give NAME:SEED, the arm of the tables and the seed of the run")
+        raise UserError(f"--arm {args.arm}: give NAME:SEED, the arm of the tables and the seed of the run")
     parts = [(path, nearest(path, args.tokens / len(args.runs))) for path in args.runs]
     played = ",".join(RunDir(path, writes=False).config()["task_types"] for path in args.runs).split(",")
     types = [kind for kind in heldout.FAMILIES if kind in played]

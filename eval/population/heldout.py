@@ -18,8 +18,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from config import PRESETS, demand
+from config import PRESETS
 from eval import answering, common
+from infra.errors import demand
 from micro.evaluate import MAX_NEW_TOKENS, ROWS, SEEN, SIZES, draw_tasks
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import SPLITS, UNJUDGED, Task, split_of
@@ -115,7 +116,7 @@ def counted(rows: list[dict]) -> list[dict]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line. Raises ValueError for what the user can mend."""
+    """The command line. Raises UserError for what the user can mend."""
     parser = common.parser_of("eval.population.heldout", __doc__, None,
                               without=("data", "prompt", "temperature", "self-test"))
     parser.add_argument("--temperature", type=float, default=None,

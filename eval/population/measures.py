@@ -16,6 +16,7 @@ import numpy as np
 
 from eval.population.runs import SAMPLES, Experiment, mean_of
 from eval.stats import covered, holm, interval_of_runs, sign_flip
+from infra.errors import UserError
 
 FEWEST = 8                          # seeds, under which nothing is concluded
 LEVEL = 0.05                        # of p after Holm
@@ -144,13 +145,13 @@ def verdict(line: dict) -> str:
 
 
 def collected(experiment: Experiment, arms: list[str], goal: float) -> tuple[dict, dict]:
-    """(arm, seed) -> `measured`, and -> records. Raises ValueError where a budget was missed."""
+    """(arm, seed) -> `measured`, and -> records. Raises UserError where a budget was missed."""
     values, records = {}, {}
     for arm, seed in itertools.product(arms, experiment.seeds):
         own, due = experiment.of(arm, seed)
         for record in own:
             if abs(record["spent"][-1] / due - 1) > TOLERANCE:
-                raise ValueError(f"budgets are not matched: {record['run']} spent {record['spent'][-1]:,} "
+                raise UserError(f"budgets are not matched: {record['run']} spent {record['spent'][-1]:,} "
                                  f"where {due:,.0f} are due: give more --steps, or leave it out (--arms)")
         if own:
             values[arm, seed] = measured(own, due, goal, experiment.plan["types"])
@@ -176,7 +177,7 @@ def means_of(values: dict[tuple[str, int], dict], names: list[str]) -> tuple[dic
 def conclude(experiment: Experiment, arms: list[str], reference: str, measure: str, goal: float,
              further: list[tuple[str, str]] = ()) -> dict:
     """Contrasts of `measure` with the reference, and between the pairs of arms in `further`, corrected
-    together, and the means. Raises ValueError.
+    together, and the means. Raises UserError.
 
     A mean over students (`end`) rises where the best is copied over others, and anybody can do that for
     nothing when the run is over. `copied`: the reference's `end` minus that of each arm in which the student
@@ -188,7 +189,7 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
         if any(math.isfinite(value.get(name, math.nan)) for value in values.values()):
             names.append(name)
     if measure not in names:
-        raise ValueError(f"--measure {measure}: these runs have {', '.join(names) or 'none'}")
+        raise UserError(f"--measure {measure}: these runs have {', '.join(names) or 'none'}")
     for key, own in records.items():
         values[key]["steps"] = mean_of(len(record["spent"]) for record in own)
     means, n_seeds = means_of(values, [*names, "steps"])

@@ -20,8 +20,8 @@ import evolve
 from config import spelled
 from eval.population import heldout
 from eval.summary import BASE, comparable, shares
+from infra.errors import UserError, demand
 from run.checkpoint import RunDir, differing, members_at
-from weights import explained
 
 FULL = "full"                       # the arm that sets the budget, where the plan has no number of tokens
 RECORDS = "runs.jsonl"
@@ -234,28 +234,28 @@ def add(out: Path, record: dict) -> None:
 
 
 def write_plan(out: Path, plan: dict, arms: dict[str, Arm]) -> None:
-    """out/config.json: what all runs share, and the arms so far with these. Raises ValueError."""
+    """out/config.json: what all runs share, and the arms so far with these. Raises UserError."""
     directory = RunDir(out)
     before = directory.config() if (out / "config.json").exists() else plan
     old = before.get("arms", {})
     given = json.loads(json.dumps({name: dataclasses.asdict(arm) for name, arm in arms.items()}))
     if changed := differing(before, plan, ()) + differing(given | old, given, ()):
-        raise ValueError(f"{out} holds arms of another comparison: {', '.join(changed)}; use another --out")
+        raise UserError(f"{out} holds arms of another comparison: {', '.join(changed)}; use another --out")
     directory.write_json("config.json", plan | dict(arms=old | given))
 
 
 def opened(directories: list[str]) -> Experiment:
-    """The runs in the --out of one or several ablations, as one. Raises ValueError for a directory that is
+    """The runs in the --out of one or several ablations, as one. Raises UserError for a directory that is
     none, and where commits, base or plan differ from those of the first, or a run is there twice."""
     arms, every, first = {}, {}, {}
     for path in [Path(name).expanduser() for name in directories]:
         plan, here = RunDir(path, writes=False).config(), read(path)
-        with explained(f"{path} is no --out of an ablation with finished runs"):
-            arms |= {arm: Arm(**given) for arm, given in plan.pop("arms").items()}
-            made = [(record["commit"], record["base_hash"]) for record in here.values()]
-            plan["commit"], plan["base"] = (sorted(set(names)) for names in zip(*made))
+        demand("arms" in plan and here, f"{path} is no --out of an ablation with finished runs")
+        arms |= {arm: Arm(**given) for arm, given in plan.pop("arms").items()}
+        plan["commit"] = sorted({record["commit"] for record in here.values()})
+        plan["base"] = sorted({record["base_hash"] for record in here.values()})
         first = first or plan
         if changed := differing(first, plan, ()) + sorted(every.keys() & here.keys()):
-            raise ValueError(f"{path}: not comparable with the others, or there twice: {', '.join(changed)}")
+            raise UserError(f"{path}: not comparable with the others, or there twice: {', '.join(changed)}")
         every |= here
     return Experiment(first, arms, every)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from eval import common
 from eval.summary import table
+from infra.errors import UserError
 from run.directory import RunDir
 from selfplay import mean
 from tasks.complexity import parse, structural_hash
@@ -89,17 +90,17 @@ def described(path: Path, every: int) -> list[dict]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line. Raises ValueError for what the user can mend."""
+    """The command line. Raises UserError for what the user can mend."""
     p = argparse.ArgumentParser(prog="python -m eval.population.structures", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("runs", nargs="+", type=Path, help="runs' directories, out/NAME")
     p.add_argument("--every", type=int, default=100, help="steps of a line")
     args = p.parse_args(argv)
     if args.every < 1:
-        raise ValueError(f"--every {args.every}: give at least 1")
+        raise UserError(f"--every {args.every}: give at least 1")
     lines = [line for path in args.runs for line in described(path, args.every)]
     if not lines:
-        raise ValueError("no tasks in these runs: give the directories of runs, out/NAME")
+        raise UserError("no tasks in these runs: give the directories of runs, out/NAME")
     print(table(lines))
     return 0
 

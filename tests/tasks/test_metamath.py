@@ -23,7 +23,7 @@ def refusal(text: str, **limits) -> str:
     """Why a database is refused; "" where it is not."""
     try:
         Database().read(text, **limits)
-    except ValueError as error:
+    except metamath.Mistake as error:
         return str(error)
     return ""
 

@@ -121,7 +121,7 @@ def test_no_attempt_sees_the_calls_before_it(sandbox, program):
     ("from collections import abc\ndef f(x):\n    x.time = x.queue\n    return isinstance(x, abc.Sized)", None),
     ("def f(x):\n    return ['__name__', '_____', 'a__b__c', 'random', x]\nif __name__ == '__main__':\n    f(1)", None)])
 def test_what_is_reached_by_a_name(program, problem):
-    assert Reject.unless("syntax", validation.check_program, program, CHAT) == (problem and Reject(problem))
+    assert Reject.unless(validation.check_program, program, CHAT) == (problem and Reject(problem))
 
 
 @pytest.mark.parametrize("program, problem", [
@@ -134,7 +134,7 @@ def test_what_is_reached_by_a_name(program, problem):
     ("def f(hash):\n    return [hash + id for id in range(3)]", None), ("def f(x):\n    input = x\n    return (lambda vars: vars + input)(1)", None),
     ("def f(x):\n    def help(y):\n        return y + 1\n    return help(x)", None)])
 def test_bans_are_lifted_by_scope(program, problem):
-    assert Reject.unless("syntax", validation.check_program, program, CHAT) == (problem and Reject(problem))
+    assert Reject.unless(validation.check_program, program, CHAT) == (problem and Reject(problem))
 
 
 def test_the_base_s_own_control_tokens_are_refused():
@@ -289,10 +289,10 @@ def test_ignores_input(program, ignored):
 
 def test_inputs_are_plain_arguments():
     for text in ("1", "", "[], {}, (), set(), {1: {2}}", "-1, 1+2j, None, True, b'x', 1e5", "'a' 'b'", "1, # one\n2"):
-        assert Reject.unless("syntax", validation.check_input, text, CHAT) is None
+        assert Reject.unless(validation.check_input, text, CHAT) is None
     for text in ("x", "f(1)", "[*a]", "{**a}", "...", "1+1", "'a'*3", "f''", "1 if 1 else 2", "lambda: 1", "set([1])", "a=1",
                  "*[1]", "1)(2", "1), f(2", "(", "\0", "\ud800", "'\n'", "1; 2"):
-        assert Reject.unless("syntax", validation.check_input, text, CHAT) == Reject("not_literal"), text
+        assert Reject.unless(validation.check_input, text, CHAT) == Reject("not_literal"), text
 
 
 def test_entry_is_renamed_through_the_tree():
@@ -334,7 +334,7 @@ def test_files_hold_tasks_of_every_kind(tmp_path, sandbox):
 
 @pytest.mark.parametrize("row, why", [
     ('{"program": "def f(x): return x"}', "lacks 'input'"), ("[1]", ""), ("{", ""), ('{"program": "def f(", "input": "1"}', "syntax"),
-    ('{"program": 5, "input": "1"}', "must be strings"), ('{"program": "def f(x): return x", "inputs": []}', "must be strings"),
+    ('{"program": 5, "input": "1"}', "must be a string"), ('{"program": "def f(x): return x", "inputs": []}', "must be a list of strings"),
     ('{"kind": "code_x", "program": "def f(x): return x", "input": "1"}', "none of"),
     ('{"kind": "logic", "constraints": ["a + b"]}', "not_logic"), ('{"kind": "proof", "theorem": "x $a |- p $."}', "no_proof")])
 def test_files_are_refused_by_their_line(tmp_path, row, why):

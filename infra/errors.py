@@ -1,0 +1,51 @@
+"""Who erred? Three kinds of exception tell three stories, and only the first two are caught.
+
+1. The user: a flag, a file or a directory is not what it must be. UserError says what to do about it; a
+   command prints that one line and exits with 2.
+2. The machine: the disk is full, a port is taken. OSError, one line, exit code 1.
+3. Everything else is somebody's bug, perhaps in a reward that was written a minute ago. Nothing catches it:
+   the traceback points at the line.
+
+What a model writes is none of these. It is data, and a text that is not what was asked for is Refused.
+"""
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class UserError(ValueError):
+    """What the user gave cannot be used; the text says what would be."""
+
+
+class Refused(ValueError):
+    """A model's text, or what came of it, is not what was asked for: "reason" or "reason: details".
+
+    A parser raises it on purpose, and whoever called the parser turns it into a value.
+    """
+
+    @property
+    def reason(self) -> str:
+        """The text without its details."""
+        return str(self).partition(":")[0]
+
+
+def demand(met: object, otherwise: str) -> None:
+    """Raises UserError with this text unless something is true of what the user gave."""
+    if not met:
+        raise UserError(otherwise)
+
+
+def refuse_unless(met: object, reason: str) -> None:
+    """Raises Refused for this reason unless something is true of a model's text."""
+    if not met:
+        raise Refused(reason)
+
+
+@contextmanager
+def explained(sentence: str, errors: type | tuple = Exception) -> Iterator[None]:
+    """Around a library's call that reads what the user gave: one UserError for the many types it raises.
+    Not around code of ours, whose bugs it would hide."""
+    try:
+        yield
+    except errors as error:
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        raise UserError(f"{sentence} ({kind}{' '.join(str(error).split()):.300})") from None
