@@ -17,6 +17,7 @@ from bench.workload import population
 from config import Config
 from generate import Prompts, SamplingParams, generate
 from infra.distributed import ALONE, BITS, Ranks, checksum, leave
+from infra.errors import UserError
 from model import Base
 from run import startup
 from run.directory import RunDir
@@ -84,7 +85,7 @@ def talk(ranks: Ranks, base: Base) -> None:
     """Rows are dealt and all hold the same bytes; what one finds out all are told, errors too; one that differs stops all."""
     def fails_in(rank: int) -> list:
         if ranks.rank == rank:
-            raise ValueError(f"{rank} fails")
+            raise UserError(f"{rank} fails")
         return ["ä", None, ranks.rank]
 
     def checked(c: float) -> None:
