@@ -4,16 +4,27 @@ micro/programs.py makes the programs, with the trace of their values; tasks/prom
 prompts.
 """
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from micro import programs
-from micro.programs import literal, pick, program_text
+from micro.programs import Value, literal, pick, program_text
 from tasks.prompts import FORMATS, TEMPLATES
 
 # Phase 1 learns the skills: nearly every answer that can have a trace has one.
-MIXTURE = {"propose": .15, "out": .36, "out direct": .06, "inp": .18, "fun": .10, "args": .06,
-           "propose math": .02, "math": .025, "propose logic": .015, "logic": .03, "inp direct": 0,
-           "math direct": 0}
+MIXTURE = {
+    "propose": .15,
+    "out": .36,
+    "out direct": .06,
+    "inp": .18,
+    "fun": .10,
+    "args": .06,
+    "propose math": .02,
+    "math": .025,
+    "propose logic": .015,
+    "logic": .03,
+    "inp direct": 0,
+    "math direct": 0}
 TRACED = ("out", "inp", "math")             # kinds whose answer has a trace, or is given directly
 MATH_IN_PHASE_2 = .06                       # at the small share of phase 1 the habit would not turn
 # Weights of 0, 1, 2, ... statements, as programs.N_STATEMENTS, or of a puzzle's variables
@@ -42,10 +53,14 @@ def habit(thinking: float, shallow: float = 0.) -> dict[str, float]:
     share has a shallow trace instead. All else is as in phase 1."""
     mixture = MIXTURE | {"math": MATH_IN_PHASE_2}
     for kind in TRACED:
-        share = mixture[kind] + mixture[f"{kind} direct"]
-        mixture |= {kind: share * thinking, f"{kind} direct": share * (1 - thinking)}
-    direct = mixture["out direct"]
-    return mixture | {"out direct": direct * (1 - shallow), "out shallow": direct * shallow}
+        direct = f"{kind} direct"
+        share = mixture[kind] + mixture[direct]
+        mixture[kind] = share * thinking
+        mixture[direct] = share * (1 - thinking)
+    share = mixture["out direct"]
+    mixture["out direct"] = share * (1 - shallow)
+    mixture["out shallow"] = share * shallow
+    return mixture
 
 
 def asked(kind: str, phase: int, **fields: str) -> str:
@@ -53,37 +68,72 @@ def asked(kind: str, phase: int, **fields: str) -> str:
     return TEMPLATES[kind].micro[phase].format(**fields)
 
 
-def answer_with(mark: str, trace, value) -> str:
+def shown(p: programs.Program) -> str:
+    """A program as prompts show it: the template has the last newline."""
+    return program_text(p.body).rstrip("\n")
+
+
+def answer_with(mark: str, trace: Iterable[Value], value: Value) -> str:
     """An answer: the values of its trace, opened by `mark`, a line each, then the value asked for."""
-    return "".join(f"{mark}{literal(v)}\n" for v in trace) + f"={literal(value)}"
+    lines = [f"{mark}{literal(v)}\n" for v in trace]
+    return "".join(lines) + f"={literal(value)}"
 
 
 def example(rng: random.Random, kind: str | None = None, mixture: dict[str, float] = MIXTURE) -> Example:
     """One row of the training stream: the kind drawn from a mixture (or given), then a fresh program."""
-    kind = kind or rng.choices(list(mixture), list(mixture.values()))[0]
+    if kind is None:
+        kind = rng.choices(list(mixture), list(mixture.values()))[0]
     task, _, how = kind.partition(" ")
     if task == "propose":
-        return Example(kind, *proposal(rng, how))
-    if task in ("fun", "args"):
-        return Example(kind, *example_of_pairs(rng, kind))
-    if task == "math":
-        question, p = programs.word_problem(rng, pick(rng, programs.N_STATEMENTS))
-        trace = () if how else p.trace[1:]
-        return Example(kind, asked("math", SOLVE, question=question), answer_with(">", trace, p.y))
-    if task == "logic":
-        clauses, model = programs.puzzle(rng, pick(rng, N_VARIABLES))
-        prompt = asked("logic", SOLVE, constraints="\n".join(clauses))
-        return Example(kind, prompt, "=" + ",".join(str(int(value)) for value in model))
+        prompt, answer = proposal(rng, how)
+    elif task == "fun":
+        prompt, answer = program_from_pairs(rng)
+    elif task == "args":
+        prompt, answer = inputs_for_program(rng)
+    elif task == "math":
+        prompt, answer = word_problem(rng, how)
+    elif task == "logic":
+        prompt, answer = puzzle(rng)
+    elif task == "inp":
+        prompt, answer = input_task(rng, how)
+    else:
+        prompt, answer = output_task(rng, how)
+    return Example(kind, prompt, answer)
+
+
+# --- prompt and answer of each kind; how: "" with a trace, "direct", or "shallow" ---------------------------
+
+def word_problem(rng: random.Random, how: str) -> tuple[str, str]:
+    """A story about one number, told line by line."""
+    question, p = programs.word_problem(rng, pick(rng, programs.N_STATEMENTS))
+    trace = () if how else p.trace[1:]              # the story begins with the first value
+    return asked("math", SOLVE, question=question), answer_with(">", trace, p.y)
+
+
+def puzzle(rng: random.Random) -> tuple[str, str]:
+    """Clauses, and the truth values that fulfil them."""
+    clauses, model = programs.puzzle(rng, pick(rng, N_VARIABLES))
+    values = [str(int(value)) for value in model]
+    return asked("logic", SOLVE, constraints="\n".join(clauses)), "=" + ",".join(values)
+
+
+def input_task(rng: random.Random, how: str) -> tuple[str, str]:
+    """An input that gives an output, found backwards from the value before the last statement."""
     p = programs.generate(rng)
-    program = program_text(p.body).rstrip("\n")
-    if task == "inp":
-        prompt = asked("code_i", SOLVE, program=program, output=literal(p.y))
-        trace = () if how else p.trace[-2::-1]                  # from the value before the last statement
-        return Example(kind, prompt, answer_with("<", trace, p.x))
-    prompt = asked("code_o", SOLVE, program=program, input=literal(p.x))
+    prompt = asked("code_i", SOLVE, program=shown(p), output=literal(p.y))
+    trace = () if how else p.trace[-2::-1]
+    return prompt, answer_with("<", trace, p.x)
+
+
+def output_task(rng: random.Random, how: str) -> tuple[str, str]:
+    """What a program returns for an input."""
+    p = programs.generate(rng)
+    prompt = asked("code_o", SOLVE, program=shown(p), input=literal(p.x))
     if how == "shallow":                        # a second hill for self-play: half of the statements alone
-        return Example(kind, prompt, answer_with("<", [p.trace[(len(p.trace) - 1) // 2]], p.y))
-    return Example(kind, prompt, answer_with(">", () if how else p.trace, p.y))
+        half = (len(p.trace) - 1) // 2
+        return prompt, answer_with("<", [p.trace[half]], p.y)
+    trace = () if how else p.trace
+    return prompt, answer_with(">", trace, p.y)
 
 
 def proposal(rng: random.Random, kind: str) -> tuple[str, str]:
@@ -99,19 +149,30 @@ def proposal(rng: random.Random, kind: str) -> tuple[str, str]:
     return prompt, f"{program_text(p.body)}f({literal(p.x)})"
 
 
-def example_of_pairs(rng: random.Random, kind: str) -> tuple[str, str]:
-    """The two halves of induction: a program from pairs ("fun"), or inputs for a program ("args")."""
+def with_pairs(rng: random.Random, weights: tuple[int, ...], n: int) -> tuple[programs.Program, list]:
+    """A program, its size drawn by these weights, with n pairs (input, output)."""
     examples = None
     while not examples:
-        p = programs.generate(rng, pick(rng, N_FUN if kind == "fun" else N_ARGS))
-        examples = programs.pairs(rng, p.body, type(p.x).__name__, N_SHOWN if kind == "fun" else N_INPUTS)
-    text = program_text(p.body)
-    if kind == "fun":
-        pair = FORMATS["micro"].pair
-        shown = "".join(pair.format(input=literal(x), output=literal(y)) for x, y in examples)
-        return asked("code_f", SOLVE, pairs=shown), text
-    inputs = "\n".join(f"f({literal(x)})" for x, _ in examples)
-    return asked("code_f", PROPOSE, program=text.rstrip("\n")), inputs
+        p = programs.generate(rng, pick(rng, weights))
+        examples = programs.pairs(rng, p, n)
+    return p, examples
+
+
+def program_from_pairs(rng: random.Random) -> tuple[str, str]:
+    """One half of induction: the program that gives these pairs."""
+    p, examples = with_pairs(rng, N_FUN, N_SHOWN)
+    lines = ""
+    for x, y in examples:
+        lines += FORMATS["micro"].pair.format(input=literal(x), output=literal(y))
+    return asked("code_f", SOLVE, pairs=lines), program_text(p.body)
+
+
+def inputs_for_program(rng: random.Random) -> tuple[str, str]:
+    """The other half: inputs that tell what a program does."""
+    p, examples = with_pairs(rng, N_ARGS, N_INPUTS)
+    inputs = [f"f({literal(x)})" for x, _ in examples]
+    prompt = asked("code_f", PROPOSE, program=shown(p))
+    return prompt, "\n".join(inputs)
 
 
 def constant(p: programs.Program) -> str:
@@ -127,12 +188,13 @@ def task_row(kind: str, rng: random.Random, size: int, reserved: bool = True) ->
     if kind == "logic":
         clauses, model = programs.puzzle(rng, size, reserved)
         return dict(kind=kind, constraints=clauses), [model]
+    if kind != "code_f":
+        p = programs.generate(rng, size, reserved=reserved)
+        return dict(kind=kind, program=program_text(p.body), input=literal(p.x)), [p.y]
     examples = None
     while not examples:
         p = programs.generate(rng, size, reserved=reserved)
-        examples = [(p.x, p.y)]
-        if kind == "code_f":
-            examples = programs.pairs(rng, p.body, type(p.x).__name__, N_INPUTS)
+        examples = programs.pairs(rng, p, N_INPUTS)
     inputs = [literal(x) for x, _ in examples]
-    given = dict(inputs=inputs) if kind == "code_f" else dict(input=inputs[0])
-    return dict(kind=kind, program=program_text(p.body), **given), [y for _, y in examples]
+    outputs = [y for _, y in examples]
+    return dict(kind=kind, program=program_text(p.body), inputs=inputs), outputs

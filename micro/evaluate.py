@@ -17,6 +17,8 @@ import argparse
 import random
 import sys
 from collections import defaultdict
+from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 
@@ -33,69 +35,110 @@ from verifier import Sandbox, open_sandbox
 from weights import load_base
 
 ROWS = {"out": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic"}
-SIZES = {"out": range(1, 7), "inp": range(1, 7), "fun": range(1, 5), "math": range(1, 7),
-         "logic": range(2, 5)}
+SIZES = {
+    "out": range(1, 7),
+    "inp": range(1, 7),
+    "fun": range(1, 5),
+    "math": range(1, 7),
+    "logic": range(2, 5)}
 SEEN = {"logic": 2}                 # largest size of which training saw the programs; of the others 1
 OPENS_TRACE = {"out": ">", "inp": "<", "math": ">"}            # the first character of an answer that thinks
 LIMITS = Limits.for_format("micro")
 MAX_NEW_TOKENS = 96                 # the longest traces; training cuts at 80
 
 
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the table: tasks of one kind and size, and the random key of the answers to them."""
+    row: str                        # a key of ROWS
+    tasks: list[Task]
+    key: tuple[int, ...]
+
+
 def task_of(row: dict, golds: list) -> Task:
     """The task in a line of data.task_row. Its program is ours: nothing has to be verified."""
-    proposal = TASK_TYPES[row["kind"]].from_row(row)
-    inputs = row["inputs"] if "inputs" in row else [row.get("input", "")]
-    return Task(row["kind"], proposal.program, tuple(inputs), tuple(map(encode, golds)), proposal.message, "")
+    kind = TASK_TYPES[row["kind"]]
+    proposal = kind.from_row(row)
+    inputs = row.get("inputs", [row.get("input", "")])
+    outputs = [encode(gold) for gold in golds]
+    return Task(row["kind"], proposal.program, tuple(inputs), tuple(outputs), proposal.message, "")
 
 
 def draw_tasks(row: str, size: int, n: int, seed: int | str) -> list[Task]:
     """n tasks for one cell of the table; where there are enough, of programs never trained on."""
-    rng, unseen = random.Random(f"{seed}/{row}/{size}"), size > SEEN.get(row, 1)
-    return [task_of(*data.task_row(ROWS[row], rng, size, unseen)) for _ in range(n)]
+    rng = random.Random(f"{seed}/{row}/{size}")
+    reserved = size > SEEN.get(row, 1)
+    tasks = []
+    for _ in range(n):
+        line, golds = data.task_row(ROWS[row], rng, size, reserved)
+        tasks.append(task_of(line, golds))
+    return tasks
+
+
+@torch.inference_mode()
+def likeliest(base: Base, prompts: list[list[int]], start: str) -> list[int]:
+    """After each prompt the likeliest of the tokens whose text begins with `start`."""
+    vocabulary = base.tokenizer.convert_ids_to_tokens(range(base.model.cfg.vocab_size))
+    barred = torch.tensor([not token.startswith(start) for token in vocabulary])
+    tokens = []
+    for ids in prompts:
+        hidden = base.model(torch.tensor([ids]))                    # (1, T, C)
+        logits = base.model.logits(hidden[0, -1])                   # (V,)
+        tokens.append(int(logits.masked_fill(barred, -torch.inf).argmax()))
+    return tokens
 
 
 def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int, ...],
           forced: str = "") -> list[str]:
     """One answer to each prompt; its first token is the likeliest of those that start with `forced`."""
-    ids = [render(p, base.prompt_format, base.tokenizer).ids for p in prompts]
-    first = [""] * len(prompts)
+    ids = [render(prompt, base.prompt_format, base.tokenizer).ids for prompt in prompts]
+    begun = [""] * len(prompts)
     if forced:
-        vocabulary = base.tokenizer.convert_ids_to_tokens(range(base.model.cfg.vocab_size))
-        barred = torch.tensor([not token.startswith(forced) for token in vocabulary])
-        with torch.inference_mode():
-            for i, row in enumerate(ids):
-                logits = base.model.logits(base.model(torch.tensor([row]))[0, -1])
-                token = int(logits.masked_fill(barred, -torch.inf).argmax())
-                ids[i], first[i] = row + [token], vocabulary[token]
+        first = likeliest(base, ids, forced)
+        begun = base.tokenizer.convert_ids_to_tokens(first)
+        ids = [prompt + [token] for prompt, token in zip(ids, first)]
     keys = [(*key, i) for i in range(len(ids))]
+    nobody = [-1] * len(ids)                                        # the base without an adapter
     sampling = SamplingParams(temperature=temperature, max_new_tokens=MAX_NEW_TOKENS)
-    rollout = generate(base, None, Prompts(ids, [-1] * len(ids), keys), sampling)
-    texts = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
-    return [a + b for a, b in zip(first, texts)]
+    rollout = generate(base, None, Prompts(ids, nobody, keys), sampling)
+    rests = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
+    return [first + rest for first, rest in zip(begun, rests)]
 
 
-def answers(base: Base, sandbox: Sandbox, row: str, tasks: list[Task], temperature: float,
-            key: tuple[int, ...], forced: str = "") -> tuple[float, float]:
+def answers(base: Base, sandbox: Sandbox, cell: Cell, temperature: float,
+            forced: str = "") -> tuple[float, float]:
     """One attempt at each task of a cell, as `write` has it: shares that are correct, and that think."""
-    kind = TASK_TYPES[ROWS[row]]
-    texts = write(base, [kind.solve(base.prompt_format, t, LIMITS) for t in tasks], temperature, key, forced)
-    verdicts = verify_answers(tasks, [[text] for text in texts], base.prompt_format, LIMITS, sandbox.run)
-    thinking = [bool(reasoning(text, base.prompt_format)) for text in texts]
-    return verdicts.count(["correct"]) / len(tasks), sum(thinking) / len(tasks)
+    kind = TASK_TYPES[ROWS[cell.row]]
+    prompts = [kind.solve(base.prompt_format, task, LIMITS) for task in cell.tasks]
+    texts = write(base, prompts, temperature, cell.key, forced)
+    attempts = [[text] for text in texts]
+    verdicts = verify_answers(cell.tasks, attempts, base.prompt_format, LIMITS, sandbox.run)
+    thinking = [text for text in texts if reasoning(text, base.prompt_format)]
+    return verdicts.count(["correct"]) / len(texts), len(thinking) / len(texts)
 
 
 def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[str, list[float]]:
     """The rows of one task type: {measure: [value by size]}."""
-    cells = defaultdict(list)
+    values = defaultdict(list)
     for size in SIZES[row]:
-        tasks, key = draw_tasks(row, size, n, seed), (seed, list(SIZES).index(row), size)
-        correct, thinks = answers(base, sandbox, row, tasks, 0.0, key)
-        cells["greedy"].append(correct)
+        tasks = draw_tasks(row, size, n, seed)
+        cell = Cell(row, tasks, (seed, list(SIZES).index(row), size))
+        correct, thinks = answers(base, sandbox, cell, 0.0)
+        values["greedy"].append(correct)
         if row in OPENS_TRACE:
-            cells["thinks"].append(thinks)
-            cells["thinks @1"].append(answers(base, sandbox, row, tasks, 1.0, key)[1])
-            cells["thinking"].append(answers(base, sandbox, row, tasks, 0.0, key, OPENS_TRACE[row])[0])
-    return cells
+            values["thinks"].append(thinks)
+            _, thinks = answers(base, sandbox, cell, 1.0)
+            values["thinks @1"].append(thinks)
+            correct, _ = answers(base, sandbox, cell, 0.0, OPENS_TRACE[row])
+            values["thinking"].append(correct)
+    return values
+
+
+def line(row: str, name: str, values: list[float]) -> str:
+    """A line of the table: the values by size, then their mean."""
+    left_out = "     " * (SIZES[row][0] - 1)
+    cells = left_out + " ".join(f"{value:.2f}" for value in values)
+    return f"{row:6s}{name:12s}{cells:30s} {fmean(values):.3f}"
 
 
 def main(args: argparse.Namespace) -> None:
@@ -103,12 +146,12 @@ def main(args: argparse.Namespace) -> None:
     base = load_base(args.base)
     if base.prompt_format != "micro":
         raise UserError(f"{args.base} wants the {base.prompt_format} prompt format: give a micro base")
-    print(f"{'statements':18s}" + "".join(f"{size:<5}" for size in range(1, 7)) + " mean")
+    sizes = "".join(f"{size:<5}" for size in range(1, 7))
+    print(f"{'statements':18s}{sizes} mean")
     with open_sandbox("auto", base.prompt_format, workers=1) as sandbox:
-        for row, sizes in SIZES.items():
+        for row in SIZES:
             for name, values in solving(base, sandbox, row, args.n, args.seed).items():
-                cells = "     " * (sizes[0] - 1) + " ".join(f"{v:.2f}" for v in values)
-                print(f"{row:6s}{name:12s}{cells:30s} {sum(values) / len(values):.3f}", flush=True)
+                print(line(row, name, values), flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,10 @@ import hashlib
 import json
 import random
 import time
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
@@ -33,8 +36,14 @@ from weights import load_model
 PRE_TOKENS = r"\[::-1\]|[A-Z]|[\[,]\d|\d|[^\dA-Z\[,]+|[\[,]"
 PAD, EOS = 0, 1
 VOCAB = 384
-SHAPE = dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True)
+SHAPE = dict(
+    hidden_size=128,
+    intermediate_size=384,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    tie_word_embeddings=True)
 WARMUP_STEPS = 60
 DECAY = 1 / 3                   # of a phase's tokens, its last ones: the rate falls linearly ...
 FLOOR = .02                     # ... to this share of its peak
@@ -44,39 +53,75 @@ MAX_TOKENS = 152                # of a row
 COMMITTED = Path(__file__).parent
 
 
+@dataclass(frozen=True)
+class Row:
+    """A training row as token ids. Prompt and answer are tokenised apart, as in generation: else the newline
+    between them would merge with the answer."""
+    prompt: list[int]
+    answer: list[int]                   # with the end token
+
+    @property
+    def n_tokens(self) -> int:
+        """Of prompt and answer together."""
+        return len(self.prompt) + len(self.answer)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """So many held-out tasks of a kind, their sizes in turn."""
+    kind: str
+    n: int
+    sizes: range
+    key: str                            # of the draws; these keys made the committed file
+
+
 def train_tokenizer(seed: str, n: int = 20000) -> Tokenizer:
     """BPE over n examples; ids 0 and 1 are <pad> and <eos>, printable ASCII and newline are always in."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated")
     tokenizer.decoder = decoders.Fuse()
     rng = random.Random(f"{seed}/tokenizer")
-    examples = (data.example(rng) for _ in range(n))
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=["<pad>", "<eos>"], show_progress=False,
-                                  initial_alphabet=[chr(i) for i in range(32, 127)] + ["\n"])
-    tokenizer.train_from_iterator((e.prompt + e.answer for e in examples), trainer)
+    texts = []
+    for _ in range(n):
+        example = data.example(rng)
+        texts.append(example.prompt + example.answer)
+    printable = [chr(i) for i in range(32, 127)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=["<pad>", "<eos>"],
+        show_progress=False,
+        initial_alphabet=[*printable, "\n"])
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
-def pool_batches(key: str, mixture: dict[str, float],
-                 tokenizer: Tokenizer) -> list[list[tuple[list[int], list[int]]]]:
-    """Batches of fresh examples in random order, each of rows (prompt ids, answer ids) of similar length.
-    Prompt and answer are tokenised apart, as in generation: else the newline would merge with the answer."""
+def pool_batches(key: str, mixture: dict[str, float], tokenizer: Tokenizer) -> list[list[Row]]:
+    """Batches of fresh examples in random order, each of rows of similar length."""
     rng = random.Random(key)
     examples = [data.example(rng, mixture=mixture) for _ in range(ROWS * BATCHES_PER_POOL)]
-    prompts = tokenizer.encode_batch([e.prompt for e in examples])
-    answers = tokenizer.encode_batch([e.answer for e in examples])
-    rows = [(p.ids, a.ids + [EOS]) for p, a in zip(prompts, answers)]
-    rows = [(p, a) for p, a in rows if len(p) + len(a) <= MAX_TOKENS]
-    rows.sort(key=lambda row: len(row[0]) + len(row[1]))
-    batches = [rows[i:i + ROWS] for i in range(0, len(rows) - ROWS + 1, ROWS)]
+    prompts = tokenizer.encode_batch([example.prompt for example in examples])
+    answers = tokenizer.encode_batch([example.answer for example in examples])
+    rows = []
+    for prompt, answer in zip(prompts, answers):
+        row = Row(prompt.ids, answer.ids + [EOS])
+        if row.n_tokens <= MAX_TOKENS:
+            rows.append(row)
+    rows.sort(key=lambda row: row.n_tokens)
+    batches = []
+    for i in range(0, len(rows) - ROWS + 1, ROWS):
+        batches.append(rows[i:i + ROWS])
     rng.shuffle(batches)
     return batches
 
 
-def tensors(batch) -> tuple[torch.Tensor, torch.Tensor]:
+def tensors(batch: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     """ids (B, T), padded on the right, and the float mask (B, T-1) of the targets that are answer tokens."""
-    ids = [torch.tensor(p + a) for p, a in batch]
-    mask = [torch.tensor([0.] * (len(p) - 1) + [1.] * len(a)) for p, a in batch]
+    ids = []
+    mask = []
+    for row in batch:
+        ids.append(torch.tensor(row.prompt + row.answer))
+        # The prompt's first token is nobody's target.
+        mask.append(torch.tensor([0.] * (len(row.prompt) - 1) + [1.] * len(row.answer)))
     return pad_sequence(ids, batch_first=True, padding_value=PAD), pad_sequence(mask, batch_first=True)
 
 
@@ -84,10 +129,12 @@ def new_model(seed: int) -> Model:
     """Freshly initialised float32 model: normal(0.02), smaller where a residual branch ends; biases zero."""
     torch.manual_seed(seed)
     model = Model(ModelConfig(vocab_size=VOCAB, **SHAPE))
+    n_branches = 2 * SHAPE["num_hidden_layers"]     # whose results the residual stream adds up
     for name, p in model.named_parameters():
-        if p.dim() == 2:
-            ends_branch = name.endswith(("o_proj.weight", "down_proj.weight"))
-            torch.nn.init.normal_(p, 0, .02 * ((2 * SHAPE["num_hidden_layers"]) ** -.5 if ends_branch else 1))
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            torch.nn.init.normal_(p, 0, .02 * n_branches ** -.5)
+        elif p.dim() == 2:
+            torch.nn.init.normal_(p, 0, .02)
         elif name.endswith("bias"):
             torch.nn.init.zeros_(p)
     return model
@@ -98,103 +145,168 @@ class Muon(torch.optim.Optimizer):
     (Liu 2025). Matrices of one shape are one stack, in float32: torch.optim.Muon takes them one by one, in
     bfloat16, which a plain CPU computes eight times slower."""
 
-    def __init__(self, params, lr: float, momentum: float = .95, weight_decay: float = .05):
+    def __init__(self, params: list[torch.Tensor], lr: float, momentum: float = .95,
+                 weight_decay: float = .05):
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
 
     @torch.no_grad()
     def step(self) -> None:
         """One update of all matrices from their .grad; the orthogonalised direction is Nesterov's."""
         group = self.param_groups[0]
-        stacks = {}
+        rate = group["lr"]
+        stacks = defaultdict(list)
         for p in group["params"]:
-            stacks.setdefault(tuple(sorted(p.shape)), []).append(p)
-        for (short, long), params in stacks.items():
-            grad = torch.stack([p.grad if p.shape[0] == short else p.grad.T for p in params])
+            stacks[min(p.shape), max(p.shape)].append(p)
+        for (_, long), params in stacks.items():
+            grad = torch.stack([lying(p.grad) for p in params])             # (n, short, long)
             momentum = self.state[params[0]].setdefault("momentum", torch.zeros_like(grad))
             momentum.lerp_(grad, 1 - group["momentum"])
-            x = grad.lerp(momentum, group["momentum"])                      # (n, short, long)
-            x /= x.norm(dim=(1, 2), keepdim=True) + 1e-7
-            for _ in range(5):
-                gram = x @ x.mT
-                x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-            for p, u in zip(params, x):
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(u if p.shape[0] == short else u.T, alpha=-group["lr"] * .2 * long ** .5)
+            ahead = grad.lerp(momentum, group["momentum"])
+            for p, direction in zip(params, orthogonal(ahead)):
+                p.mul_(1 - rate * group["weight_decay"])
+                lying(p).add_(direction, alpha=-rate * .2 * long ** .5)
+
+
+def lying(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix, or its transpose if that has fewer rows; a view."""
+    rows, columns = matrix.shape
+    return matrix if rows <= columns else matrix.T
+
+
+def orthogonal(x: torch.Tensor) -> torch.Tensor:
+    """Matrices (n, short, long) of the same directions whose singular values all lie near 1."""
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+def loss_of(model: Model, batch: list[Row]) -> torch.Tensor:
+    """Nats per answer token."""
+    ids, mask = tensors(batch)
+    logits = model.logits(model(ids[:, :-1]))                               # (B, T-1, V)
+    nll = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    return (nll * mask.flatten()).sum() / mask.sum()
+
+
+def learning_rate(peak: float, step: int, n_left: float, n_tokens: float) -> float:
+    """The rate of a step before which n_left of n_tokens are left: it rises, stays at its peak, falls."""
+    warm = min(1, (step + 1) / WARMUP_STEPS)
+    decay = max(FLOOR, min(1, n_left / (n_tokens * DECAY)))
+    return peak * warm * decay
 
 
 def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, float], tokens: float,
           lr: float) -> None:
     """Train for so many tokens, prompts included, up to the peak rate lr: the blocks' matrices by Muon, the
     rest by AdamW. seed: of the stream of examples."""
-    matrices, others = [], []
+    matrices = []
+    others = []
     for name, p in model.named_parameters():
-        (matrices if p.dim() == 2 and "embed" not in name else others).append(p)
+        if p.dim() == 2 and "embed" not in name:
+            matrices.append(p)
+        else:
+            others.append(p)
     opts = [Muon(matrices, lr), torch.optim.AdamW(others, lr=lr, betas=(.9, .95), weight_decay=0.)]
     step = n_tokens = pool = 0
     began = time.monotonic()
-    losses = []
     while n_tokens < tokens:
+        losses = []
         for batch in pool_batches(f"{seed}/pool/{pool}", mixture, tokenizer):
-            ids, mask = tensors(batch)
-            logits = model.logits(model(ids[:, :-1]))
-            nll = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-            loss = (nll * mask.flatten()).sum() / mask.sum()                # nats per answer token
+            loss = loss_of(model, batch)
             loss.backward()
-            decay = max(FLOOR, min(1, (tokens - n_tokens) / (tokens * DECAY)))
-            rate = lr * min(1, (step + 1) / WARMUP_STEPS) * decay
             losses.append(loss.item())
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            rate = learning_rate(lr, step, tokens - n_tokens, tokens)
             for opt in opts:
                 opt.param_groups[0]["lr"] = rate
                 opt.step()
                 opt.zero_grad()
             step += 1
-            n_tokens += sum(len(p) + len(a) for p, a in batch)
+            n_tokens += sum(row.n_tokens for row in batch)
         pool += 1
         elapsed = time.monotonic() - began
-        print(f"step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {sum(losses) / len(losses):.4f}  "
+        print(f"step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {fmean(losses):.4f}  "
               f"lr {rate:.1e}  {n_tokens / elapsed:6.0f} tokens/s  {elapsed / 60:5.1f} min", flush=True)
-        losses.clear()
+
+
+def config_of(model: Model) -> dict:
+    """config.json: a Qwen2 with our prompt format."""
+    return dict(
+        architectures=["Qwen2ForCausalLM"],
+        model_type="qwen2",
+        prompt_format="micro",
+        vocab_size=VOCAB,
+        **SHAPE,
+        hidden_act="silu",
+        rms_norm_eps=model.cfg.rms_norm_eps,
+        rope_theta=model.cfg.rope_theta,
+        use_sliding_window=False,
+        attention_dropout=0.0,
+        initializer_range=.02,
+        bos_token_id=None,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        torch_dtype="bfloat16")
+
+
+# generation_config.json and tokenizer_config.json
+GENERATION_CONFIG = dict(eos_token_id=EOS, pad_token_id=PAD, do_sample=True, temperature=1.0)
+TOKENIZER_CONFIG = dict(
+    tokenizer_class="TokenizersBackend",
+    auto_map={"AutoTokenizer": [None, None]},   # empty: else AutoTokenizer splits texts as for every qwen2
+    eos_token="<eos>",
+    pad_token="<pad>",
+    clean_up_tokenization_spaces=False,
+    model_max_length=SHAPE["max_position_embeddings"],
+    padding_side="left")
 
 
 def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
     """The Hugging Face directory: weights in bfloat16, tokenizer, held-out tasks. Prints its hash."""
     out.mkdir(parents=True, exist_ok=True)
-    weights = {name: p.detach().bfloat16().contiguous() for name, p in model.named_parameters()}
+    weights = {}
+    for name, p in model.named_parameters():
+        weights[name] = p.detach().bfloat16().contiguous()
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    config = dict(
-        architectures=["Qwen2ForCausalLM"], model_type="qwen2", prompt_format="micro", vocab_size=VOCAB,
-        **SHAPE, hidden_act="silu", rms_norm_eps=model.cfg.rms_norm_eps, rope_theta=model.cfg.rope_theta,
-        use_sliding_window=False, attention_dropout=0.0, initializer_range=.02, bos_token_id=None,
-        eos_token_id=EOS, pad_token_id=PAD, torch_dtype="bfloat16")
-    generation = dict(eos_token_id=EOS, pad_token_id=PAD, do_sample=True, temperature=1.0)
-    # Without the (empty) auto_map AutoTokenizer would put Qwen's own pre-tokenizer into every qwen2's.
-    words = dict(
-        tokenizer_class="TokenizersBackend", auto_map={"AutoTokenizer": [None, None]}, eos_token="<eos>",
-        pad_token="<pad>", clean_up_tokenization_spaces=False,
-        model_max_length=SHAPE["max_position_embeddings"], padding_side="left")
-    for name, values in (("config", config), ("generation_config", generation), ("tokenizer_config", words)):
+    configs = dict(
+        config=config_of(model),
+        generation_config=GENERATION_CONFIG,
+        tokenizer_config=TOKENIZER_CONFIG)
+    for name, values in configs.items():
         (out / f"{name}.json").write_text(json.dumps(values, indent=2) + "\n")
     tokenizer.save(str(out / "tokenizer.json"))
-    (out / "heldout.jsonl").write_text("".join(json.dumps(task) + "\n" for task in heldout()))
+    lines = [json.dumps(task) + "\n" for task in heldout()]
+    (out / "heldout.jsonl").write_text("".join(lines))
     digest = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
     print(f"{out}  sha256 {digest[:16]}", flush=True)
 
 
 def heldout(n_outputs: int = 476, n: int = 96) -> list[dict]:
     """Held-out output tasks of 2 to 8 statements, then n input tasks and word problems of 2 to 6 and puzzles
-    of 3 and 4 variables, the sizes in turn, all of different programs."""
+    of 3 and 4 variables, all of different programs."""
+    wanted = (
+        HeldOut("code_o", n_outputs, range(2, 9), "1234/anchors"),
+        HeldOut("code_i", n, range(2, 7), "1234/heldout/code_i"),
+        HeldOut("math", n, range(2, 7), "1234/heldout/math"),
+        HeldOut("logic", n, range(3, 5), "1234/heldout/logic"))
     rows = []
-    for kind, n_kind, least, most in (("code_o", n_outputs, 2, 8), ("code_i", n, 2, 6), ("math", n, 2, 6),
-                                      ("logic", n, 3, 4)):
-        # these keys made the committed file
-        rng = random.Random("1234/anchors" if kind == "code_o" else f"1234/heldout/{kind}")
-        unique = {}
-        while len(unique) < n_kind:
-            row, _ = data.task_row(kind, rng, least + len(unique) % (most - least + 1))
-            unique[row.get("question") or str(row.get("constraints", row.get("program")))] = row
-        rows += unique.values()
+    for some in wanted:
+        rows += draw_heldout(some)
     return rows
+
+
+def draw_heldout(some: HeldOut) -> list[dict]:
+    """Its tasks as lines of a file of tasks."""
+    rng = random.Random(some.key)
+    unique = {}
+    while len(unique) < some.n:
+        size = some.sizes[len(unique) % len(some.sizes)]
+        row, _ = data.task_row(some.kind, rng, size)
+        text = row.get("question") or row.get("program") or str(row["constraints"])
+        unique[text] = row
+    return list(unique.values())
 
 
 def main(cfg: argparse.Namespace) -> None:
@@ -203,11 +315,13 @@ def main(cfg: argparse.Namespace) -> None:
     start = out / "phase1"
     torch.set_num_threads(1)
     if cfg.phase != "2":
-        tokenizer, model = train_tokenizer(f"{cfg.seed}"), new_model(cfg.seed)
+        tokenizer = train_tokenizer(f"{cfg.seed}")
+        model = new_model(cfg.seed)
         train(model, tokenizer, f"{cfg.seed}", data.MIXTURE, cfg.tokens or 48e6, cfg.lr or 3e-3)
         write_directory(model, tokenizer, start)
     if cfg.phase != "1":
-        start = start if start.exists() else COMMITTED / "phase1"
+        if not start.exists():
+            start = COMMITTED / "phase1"
         tokenizer = Tokenizer.from_file(f"{start}/tokenizer.json")
         model = load_model(start, torch.float32).requires_grad_(True).train()
         habit = data.habit(cfg.thinking, cfg.shallow)

@@ -10,26 +10,49 @@ import hashlib
 import itertools
 import random
 import re
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from types import CodeType
 
 TYPES = ("int", "list", "str")
 TYPE_WEIGHTS = (2, 3, 1)
 N_STATEMENTS = (0, 16, 18, 19, 18, 16, 13)      # weights of 0..6 statements in what the model solves
 P_MID = .45                                     # of a statement of MID; of HARD it is a knob
 HELD_OUT = 50                                   # programs whose hash is 0 modulo this are never trained on
-D = (1, 9)                                      # a range to draw from, ends included
 Q = "ABCD"                                      # letters to draw from
+Value = int | list | str                        # what a program computes with; lists hold ints
 
 
-def table(text: str) -> list[tuple]:
-    """Statements as (template, what to draw for each of its slots); {a-b} is a range, {Q} a letter."""
-    rows = []
+@dataclass(frozen=True)
+class Template:
+    """A statement with slots, and what to draw for each: a number of a range, ends included, or a letter."""
+    text: str
+    slots: tuple[tuple[int, int] | str, ...]
+
+    def filled(self, rng: random.Random) -> str:
+        """The statement with something drawn in every slot."""
+        drawn = []
+        for slot in self.slots:
+            if isinstance(slot, str):
+                drawn.append(rng.choice(slot))
+            else:
+                drawn.append(rng.randint(*slot))
+        return self.text.format(*drawn)
+
+
+def table(text: str) -> list[Template]:
+    """Statements, separated by semicolons, as templates; {a-b} is a range, {Q} a letter."""
+    templates = []
     for statement in text.split("; "):
-        slots = re.findall(r"{(.+?)}", statement)
-        ranges = [Q if slot == "Q" else (int(slot[0]), int(slot[2])) for slot in slots]
-        rows.append((re.sub(r"{.+?}", "{}", statement), *ranges))
-    return rows
+        slots = []
+        for slot in re.findall(r"{(.+?)}", statement):
+            if slot == "Q":
+                slots.append(Q)
+            else:
+                slots.append((int(slot[0]), int(slot[2])))
+        templates.append(Template(re.sub(r"{.+?}", "{}", statement), tuple(slots)))
+    return templates
 
 
 EASY = {
@@ -61,16 +84,38 @@ HARD = {
     "str": table("for i in range({2-4}):x=x[1:]+x[:1]; x=x.replace('{Q}','{Q}{Q}'); "
                  "x=x[::-1] if x[0]>'{Q}' else ''.join(sorted(x)); x=sum([ord(c)-65 for c in x]); "
                  "y=len(x); y=x.count('{Q}')")}
-# A word problem is a story about one number, told line by line: (line, statement, slots)
-STORY = (("gets {}", "x=x+{}", D), ("loses {}", "x=x-{}", D), ("doubles it", "x=x*2"),
-         ("gives half away", "x=x//2"), ("buys {} bags of {}", "x=x+{}*{}", (2, 5), (2, 9)),
-         ("eats {} a day for {} days", "x=x-{}*{}", (1, 4), (2, 5)),
-         ("packs boxes of {}", "x=x//{}", (2, 5)), ("makes {} of each", "x=x*{}", (3, 5)))
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of a word problem, the statement that computes it, and a range for each slot of both."""
+    line: str
+    statement: str
+    slots: tuple[tuple[int, int], ...] = ()
+
+
+# A word problem is a story about one number, told line by line.
+STORY = (
+    Event("gets {}", "x=x+{}", ((1, 9),)),
+    Event("loses {}", "x=x-{}", ((1, 9),)),
+    Event("doubles it", "x=x*2"),
+    Event("gives half away", "x=x//2"),
+    Event("buys {} bags of {}", "x=x+{}*{}", ((2, 5), (2, 9))),
+    Event("eats {} a day for {} days", "x=x-{}*{}", ((1, 4), (2, 5))),
+    Event("packs boxes of {}", "x=x//{}", ((2, 5),)),
+    Event("makes {} of each", "x=x*{}", ((3, 5),)))
 NAMES = ("ann", "bob", "tom")
 # Clauses about two variables of a puzzle: (text, whether it holds)
-CLAUSES = (("{}", lambda a, b: a), ("not {}", lambda a, b: not a), ("{} or {}", lambda a, b: a or b),
-           ("not {} or {}", lambda a, b: not a or b), ("not {} or not {}", lambda a, b: not a or not b),
-           ("{}=={}", lambda a, b: a == b), ("{}!={}", lambda a, b: a != b))
+CLAUSES: tuple[tuple[str, Callable], ...] = (
+    ("{}", lambda a, b: a),
+    ("not {}", lambda a, b: not a),
+    ("{} or {}", lambda a, b: a or b),
+    ("not {} or {}", lambda a, b: not a or b),
+    ("not {} or not {}", lambda a, b: not a or not b),
+    ("{}=={}", lambda a, b: a == b),
+    ("{}!={}", lambda a, b: a != b))
+CLAUSE_WEIGHTS = (1, 1, 3, 3, 3, 3, 3)
+VARIABLES = "abcd"
 ALLOWED = {f.__name__: f for f in (len, sum, sorted, max, min, abs, range, list, str, int, ord, chr)}
 
 
@@ -78,59 +123,75 @@ ALLOWED = {f.__name__: f for f in (len, sum, sorted, max, min, abs, range, list,
 class Program:
     """A generated program: statements, one input x, its output y, and what each statement assigned."""
     body: tuple[str, ...]
-    x: object
-    y: object
-    trace: tuple
+    x: Value
+    y: Value
+    trace: tuple[Value, ...]
 
 
-def literal(value) -> str:
+def literal(value: Value) -> str:
     """A value as the micro prompt format writes it: no spaces, single quotes."""
     if isinstance(value, list):
         return "[" + ",".join(map(str, value)) + "]"
-    return f"'{value}'" if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return f"'{value}'"
+    return str(value)
 
 
-def program_text(body) -> str:
+def program_text(body: Sequence[str]) -> str:
     """The program of a sequence of statements; no statement at all is the identity."""
-    return "def f(x):\n" + "".join(f" {s}\n" for s in body) + " return x\n"
+    lines = [f" {statement}\n" for statement in body]
+    return "def f(x):\n" + "".join(lines) + " return x\n"
 
 
 def held_out(text: str) -> bool:
     """Is this program text reserved for evaluation? The same on every machine, unlike hash()."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % HELD_OUT == 0
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % HELD_OUT == 0
 
 
 @functools.cache
-def compiled(statement: str):
+def compiled(statement: str) -> CodeType:
+    """The code of a statement, compiled once."""
     return compile(statement, "f", "exec")
 
 
-def fits(value, length: int, low: int, high: int) -> bool:
+def fits(value: object, length: int, low: int, high: int) -> bool:
     """Is value an int from low to high, or a string or list of such ints no longer than length?"""
-    if isinstance(value, list):
-        return len(value) <= length and all(type(v) is int and low <= v <= high for v in value)
     if isinstance(value, str):
         return len(value) <= length
-    return type(value) is int and low <= value <= high
+    if not isinstance(value, list):
+        return type(value) is int and low <= value <= high          # True and False are no numbers here
+    if len(value) > length:
+        return False
+    return all(type(v) is int and low <= v <= high for v in value)
 
 
-def step(statement: str, env: dict):
+def step(statement: str, env: dict) -> Value | None:
     """Run one statement in env; the assigned value (a copy), None if it fails or this is too big to write."""
     try:
         exec(compiled(statement), env)
     except (IndexError, ValueError, ZeroDivisionError, TypeError):
         return None
-    value = env["y" if statement[0] == "y" else "x"]
-    return copy(value) if fits(value, 10, -999, 999) else None
+    value = env["y"] if assigns_y(statement) else env["x"]
+    if not fits(value, 10, -999, 999):
+        return None
+    return copy(value)
 
 
-def start(x) -> dict:
+def assigns_y(statement: str) -> bool:
+    """All others assign x, also those that begin with `if` or `for`."""
+    return statement[0] == "y"
+
+
+def start(x: Value) -> dict:
+    """The names that a program sees when it begins."""
     return {"__builtins__": ALLOWED, "x": copy(x)}
 
 
-def run(body, x) -> tuple[object, tuple] | None:
+def run(body: Sequence[str], x: Value) -> tuple[Value, tuple[Value, ...]] | None:
     """(output, trace) of our own program on x, None where a statement fails. Never for a model's text."""
-    env, trace = start(x), []
+    env = start(x)
+    trace = []
     for statement in body:
         value = step(statement, env)
         if value is None:
@@ -139,114 +200,186 @@ def run(body, x) -> tuple[object, tuple] | None:
     return env["x"], tuple(trace)
 
 
-def random_input(rng: random.Random, type_: str, size: int = 3):
+def random_input(rng: random.Random, type_: str, size: int = 3) -> Value:
     """An input; lists and strings have 2 to 3 + min(size, 3) items."""
     if type_ == "int":
-        return rng.randrange(10) if rng.random() < .5 else rng.randrange(10, 40)
+        return random_int(rng)
     n = rng.randint(2, 3 + min(size, 3))
     if type_ == "list":
         return [rng.randrange(10) for _ in range(n)]
-    return "".join(rng.choice(Q) for _ in range(n))
+    letters = [rng.choice(Q) for _ in range(n)]
+    return "".join(letters)
+
+
+def random_int(rng: random.Random, least: int = 0) -> int:
+    """As often of one digit as up to 39."""
+    if rng.random() < .5:
+        return rng.randrange(least, 10)
+    return rng.randrange(10, 40)
 
 
 def random_statement(rng: random.Random, type_: str, has_y: bool, p_hard: float) -> str:
     """A statement for an x of this type."""
     u = rng.random()
     if u < p_hard:
-        statements = HARD[type_]
-    elif u < p_hard + P_MID:
-        statements = MID[type_] + (MID_WITH_Y[type_] if has_y else [])
+        templates = HARD[type_]
+    elif u >= p_hard + P_MID:
+        templates = EASY[type_]
+    elif has_y:
+        templates = MID[type_] + MID_WITH_Y[type_]
     else:
-        statements = EASY[type_]
-    template, *slots = rng.choice(statements)
-    return template.format(*[rng.choice(Q) if slot is Q else rng.randint(*slot) for slot in slots])
+        templates = MID[type_]
+    return rng.choice(templates).filled(rng)
 
 
-def grow(rng: random.Random, n: int, x, p_hard: float) -> Program | None:
+def grow(rng: random.Random, n: int, x: Value, p_hard: float) -> Program | None:
     """A program of n statements around the input x; None when 40 attempts do not suffice."""
-    body, trace = [], []
-    has_y, env = False, start(x)
+    body = []
+    trace = []
+    has_y = False
+    env = start(x)
     for _ in range(40):
         if len(body) == n:
             return Program(tuple(body), x, env["x"], tuple(trace))
         statement = random_statement(rng, type(env["x"]).__name__, has_y, p_hard)
-        assigns_y = statement[0] == "y"
-        if (body and statement == body[-1]) or (assigns_y and (has_y or len(body) == n - 1)):
+        gives_y = assigns_y(statement)
+        if body and statement == body[-1]:
+            continue
+        # One y is enough, and after the last statement nobody would read it.
+        if gives_y and (has_y or len(body) == n - 1):
             continue
         trial = dict(env, x=copy(env["x"]))         # a loop may assign to x's items
         value = step(statement, trial)
         now = trial["x"]
         if value is None or now in ("", []) or not fits(now, 8, 0, 99):
             continue
-        if not assigns_y and now == env["x"] and rng.random() < .7:         # mostly none without effect
+        if not gives_y and now == env["x"] and rng.random() < .7:           # mostly none without effect
             continue
         body.append(statement)
         trace.append(value)
         env = trial
-        has_y = has_y or assigns_y
+        has_y = has_y or gives_y
     return None
+
+
+def depends_on_input(rng: random.Random, p: Program, type_: str, size: int) -> bool:
+    """Does the program return different values for four more inputs?"""
+    seen = set()
+    for _ in range(4):
+        result = run(p.body, random_input(rng, type_, size))
+        if result:
+            seen.add(literal(result[0]))
+    return len(seen) > 1
 
 
 def generate(rng: random.Random, n: int | None = None, type_: str | None = None, p_hard: float | None = None,
              reserved: bool = False) -> Program:
     """A random program of n statements that depends on its input; reserved: a held-out one."""
-    n = pick(rng, N_STATEMENTS) if n is None else n
-    p_hard = .08 + .05 * n if p_hard is None else p_hard
+    if n is None:
+        n = pick(rng, N_STATEMENTS)
+    if p_hard is None:
+        p_hard = .08 + .05 * n
     while True:
         t = type_ or rng.choices(TYPES, TYPE_WEIGHTS)[0]
         p = grow(rng, n, random_input(rng, t, n), p_hard)
         if p is None or held_out(program_text(p.body)) != reserved:
             continue
-        others = [run(p.body, random_input(rng, t, n)) for _ in range(4)]
-        if len({literal(o[0]) for o in others if o}) > 1:
+        if depends_on_input(rng, p, t, n):
             return p
+
+
+def divides_evenly(p: Program) -> bool:
+    """Does no division of a word problem leave a rest?"""
+    for statement, before in zip(p.body[1:], p.trace):
+        divisor = statement.partition("//")[2]
+        if divisor and before % int(divisor):
+            return False
+    return True
 
 
 def word_problem(rng: random.Random, n: int, reserved: bool = False) -> tuple[str, Program]:
     """A story of n events about a number, a line each, and the program that computes it."""
     while True:
-        first = rng.randint(*D) if rng.random() < .5 else rng.randrange(10, 40)
+        first = random_int(rng, least=1)
         lines = [f"{rng.choice(NAMES)} has {first}"]
         body = [f"x={first}"]
-        for line, statement, *slots in rng.choices(STORY, k=n):
-            values = [rng.randint(*slot) for slot in slots]
-            lines.append(line.format(*values))
-            body.append(statement.format(*values))
+        for event in rng.choices(STORY, k=n):
+            values = [rng.randint(*slot) for slot in event.slots]
+            lines.append(event.line.format(*values))
+            body.append(event.statement.format(*values))
         result = run(body, 0)
-        if result is None or not all(0 <= value <= 99 for value in result[1]):
+        if result is None:
             continue
-        rests = [x % int(s.partition("//")[2]) for s, x in zip(body[1:], result[1]) if "//" in s]
-        if not any(rests) and held_out("\n".join(lines)) == reserved:
-            return "\n".join(f"?{line}" for line in lines), Program(tuple(body), 0, *result)
+        p = Program(tuple(body), 0, *result)
+        if min(p.trace) < 0 or max(p.trace) > 99 or not divides_evenly(p):
+            continue
+        if held_out("\n".join(lines)) == reserved:
+            return "\n".join(f"?{line}" for line in lines), p
 
 
-def puzzle(rng: random.Random, n: int, reserved: bool = False) -> tuple[list[str], tuple[bool, ...]]:
+World = tuple[bool, ...]                            # the truth values of a puzzle's variables
+
+
+@dataclass(frozen=True)
+class Clause:
+    """A clause of a puzzle, and the worlds in which it holds."""
+    text: str
+    worlds: frozenset[World]
+
+
+def random_clause(rng: random.Random, worlds: list[World]) -> Clause:
+    """A clause about one or two of the variables."""
+    text, holds = CLAUSES[pick(rng, CLAUSE_WEIGHTS)]
+    i, j = rng.sample(range(len(worlds[0])), 2)
+    where = frozenset(world for world in worlds if holds(world[i], world[j]))
+    return Clause(text.format(VARIABLES[i], VARIABLES[j]), where)
+
+
+def fulfilling(worlds: list[World], clauses: list[Clause]) -> set[World]:
+    """The worlds in which all the clauses hold."""
+    return set(worlds).intersection(*[clause.worlds for clause in clauses])
+
+
+def clauses_of(rng: random.Random, model: World, worlds: list[World]) -> list[Clause]:
+    """Clauses that hold in the model, each of which rules out more worlds, until the model alone is left (or
+    after enough attempts more than it)."""
+    clauses = []
+    left = set(worlds)
+    for _ in range(4 * len(model)):
+        clause = random_clause(rng, worlds)
+        if model in clause.worlds and not left <= clause.worlds:
+            clauses.append(clause)
+            left &= clause.worlds
+        if len(left) == 1:
+            break
+    return clauses
+
+
+def needed(worlds: list[World], clauses: list[Clause]) -> list[Clause]:
+    """The clauses without those that the others make superfluous."""
+    for clause in list(clauses):
+        others = [other for other in clauses if other is not clause]
+        if len(fulfilling(worlds, others)) == 1:
+            clauses = others
+    return clauses
+
+
+def puzzle(rng: random.Random, n: int, reserved: bool = False) -> tuple[list[str], World]:
     """Clauses over the first n letters that one assignment alone fulfils, none superfluous, and that one."""
     worlds = list(itertools.product((False, True), repeat=n))
     while True:
         model = rng.choice(worlds)
-        clauses = []                                # (text, the worlds in which it holds)
-        left = set(worlds)
-        for _ in range(4 * n):
-            text, holds = CLAUSES[pick(rng, (1, 1, 3, 3, 3, 3, 3))]
-            i, j = rng.sample(range(n), 2)
-            fits_in = {world for world in worlds if holds(world[i], world[j])}
-            if model in fits_in and not left <= fits_in:
-                clauses.append((text.format("abcd"[i], "abcd"[j]), fits_in))
-                left &= fits_in
-            if len(left) == 1:
-                break
-        for clause in list(clauses):
-            others = [other for other in clauses if other is not clause]
-            if len(set(worlds).intersection(*(fits_in for _, fits_in in others))) == 1:
-                clauses = others
-        texts = [text for text, _ in clauses]
-        used = set("".join(texts).replace("or", "").replace("not", ""))
-        if len(left) == 1 and set("abcd"[:n]) <= used and held_out("\n".join(texts)) == reserved:
+        clauses = clauses_of(rng, model, worlds)
+        if len(fulfilling(worlds, clauses)) > 1:
+            continue
+        texts = [clause.text for clause in needed(worlds, clauses)]
+        used = "".join(texts).replace("or", "").replace("not", "")
+        if set(VARIABLES[:n]) <= set(used) and held_out("\n".join(texts)) == reserved:
             return texts, model
 
 
-def pick(rng: random.Random, weights) -> int:
+def pick(rng: random.Random, weights: Sequence[float]) -> int:
+    """A place in `weights`, drawn by them."""
     return rng.choices(range(len(weights)), weights)[0]
 
 
@@ -257,14 +390,18 @@ def fresh_program(key: str) -> tuple[str, tuple[str]]:
     return program_text(p.body).strip("\n"), (literal(p.x),)
 
 
-def pairs(rng: random.Random, body, type_: str, k: int) -> list | None:
+def pairs(rng: random.Random, p: Program, k: int) -> list[tuple[Value, Value]] | None:
     """k (input, output) pairs of distinct inputs and at least two outputs, None if 40 draws give none."""
+    type_ = type(p.x).__name__
     examples = {}
     for _ in range(40):
         x = random_input(rng, type_, rng.randrange(4))
-        result = run(body, x)
+        result = run(p.body, x)
         if result and fits(result[0], 8, -99, 99):
-            examples[literal(x)] = x, result[0]
+            examples[literal(x)] = (x, result[0])
         if len(examples) == k:
-            return list(examples.values()) if len({literal(y) for _, y in examples.values()}) > 1 else None
-    return None
+            break
+    outputs = {literal(y) for _, y in examples.values()}
+    if len(examples) < k or len(outputs) < 2:
+        return None
+    return list(examples.values())

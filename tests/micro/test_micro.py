@@ -11,7 +11,7 @@ from tiny_run import rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from micro import data, make, programs
-from micro.evaluate import LIMITS, OPENS_TRACE, answers, draw_tasks, task_of
+from micro.evaluate import LIMITS, OPENS_TRACE, Cell, answers, draw_tasks, task_of
 from tasks import TASK_TYPES, read_tasks, verify_answers
 from tasks.base import Reject
 from tasks.prompts import reasoning
@@ -145,7 +145,7 @@ def test_tokenizer_round_trip(tokenizer):
 
 
 def test_loss_is_on_answers_only():
-    ids, mask = make.tensors([([5, 6, 7], [8, make.EOS]), ([9], [10, 11, 12, make.EOS])])
+    ids, mask = make.tensors([make.Row([5, 6, 7], [8, make.EOS]), make.Row([9], [10, 11, 12, make.EOS])])
     assert ids.tolist() == [[5, 6, 7, 8, make.EOS], [9, 10, 11, 12, make.EOS]]
     assert (ids[:, 1:] * mask).tolist() == [[0, 0, 8, make.EOS], [10, 11, 12, make.EOS]]
 
@@ -189,7 +189,9 @@ def agree(path, tokenizer=None):
 def test_bundled_base_can_think_but_seldom_does(base, sandbox):
     """Coarse bounds far from the measured figures: direct by habit, able with a trace."""
     tasks = draw_tasks("out", 2, 40, seed=5)
-    by_habit, thinks = answers(base, sandbox, "out", tasks, 0.0, (5,))
-    thinking, thinks_when_forced = answers(base, sandbox, "out", tasks, 0.0, (5,), OPENS_TRACE["out"])
-    assert thinks < .1 and thinks_when_forced == 1 and .03 < answers(base, sandbox, "out", tasks * 3, 1.0, (5,))[1] < .4
+    cell = Cell("out", tasks, (5,))
+    by_habit, thinks = answers(base, sandbox, cell, 0.0)
+    thinking, thinks_when_forced = answers(base, sandbox, cell, 0.0, OPENS_TRACE["out"])
+    _, thinks_at_1 = answers(base, sandbox, Cell("out", tasks * 3, (5,)), 1.0)
+    assert thinks < .1 and thinks_when_forced == 1 and .03 < thinks_at_1 < .4
     assert thinking > by_habit + .2 and thinking > .8
