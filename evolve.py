@@ -18,6 +18,7 @@ import torch
 
 from config import TARGETS, numbers_of
 from infra.errors import UserError, demand
+from infra.files import demand_fields
 from lora import Adapters
 from operators import BY_NAME, CROSSOVERS, EXACT, MUTATIONS, OPERATORS, adapter_cosines, dw_norm, n_children
 from trueskill_lite import Rating
@@ -44,7 +45,8 @@ class Member:
 
     @classmethod
     def from_json(cls, data):
-        """Member from asdict's dict, read back from JSON."""
+        """Member from asdict's dict, read back from JSON. Raises UserError where a field is missing."""
+        demand_fields(data, {"name", "role", "slot", "rating", "parents", "niche"})
         return cls(**data | {"parents": tuple(data["parents"]), "niche": tuple(data["niche"]),
                              "rating": Rating(**data["rating"])})
 

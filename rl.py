@@ -375,7 +375,8 @@ class Adam:
         return first | {f"v.{i}": x[p] for i, x in enumerate(self.v)}
 
     def load_state_dict(self, p: int, state: dict[str, torch.Tensor]) -> None:
-        """Inverse of state_dict. Raises UserError for other shapes or not finite numbers, KeyError."""
+        """Inverse of state_dict. Raises UserError for other names or shapes, and numbers not finite."""
+        demand(state.keys() == self.state_dict(p).keys(), f"moments are {', '.join(state) or 'none'}")
         for name, x in self.state_dict(p).items():
             demand(state[name].shape == x.shape and state[name].isfinite().all(),
                    f"{name} is {tuple(state[name].shape)}, not finite numbers {tuple(x.shape)}")

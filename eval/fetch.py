@@ -18,6 +18,7 @@ from torch.hub import download_url_to_file
 
 from eval import common
 from infra.errors import UserError, demand, explained
+from infra.files import json_object
 
 # benchmark -> its files: name on the disk, address, SHA-256 of the editions that we know
 FILES = json.loads(Path(__file__).with_name("published.json").read_text())
@@ -44,16 +45,6 @@ class Row(dict):
         value = self[name]
         demand(isinstance(value, kinds), f"{name!r} is {value!r:.60}")
         return value
-
-
-def row_of(line: bytes) -> Row:
-    """A line of a published file. Raises UserError where it is no JSON object."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{type(error).__name__}: {error}") from None
-    demand(isinstance(row, dict), "it is no JSON object")
-    return Row(row)
 
 
 def read(name: str, known: dict, data: str) -> tuple[Path, bytes, str]:
@@ -94,7 +85,7 @@ def load(args: argparse.Namespace, sets: tuple[str, ...], make: Callable) -> tup
                 if len(items) == end:
                     break
                 try:
-                    items.append(make(name, number, row_of(line)))
+                    items.append(make(name, number, Row(json_object(line))))
                 except UserError as error:
                     raise UserError(f"{path}, line {number + 1}: not the published file; remove it, and it "
                                     f"is fetched again ({error})") from None

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class UserError(ValueError):
+class UserError(Exception):
     """What the user gave cannot be used; the text says what would be."""
 
 
-class Refused(ValueError):
+class Refused(Exception):
     """A model's text, or what came of it, is not what was asked for: "reason" or "reason: details".
 
     A parser raises it on purpose, and whoever called the parser turns it into a value.

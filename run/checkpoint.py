@@ -6,7 +6,6 @@
 """
 import dataclasses
 import functools
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import selfplay
 from evolve import ROLES, Member, member_order, spread
 from infra.errors import UserError, demand
+from infra.files import demand_fields, json_object
 from lora import Adapters
 from rl import Adam
 from run.directory import LOGS, RunDir
@@ -31,6 +31,7 @@ OPTIMIZER = "optimizer"
 HELD_OUT = "heldout.jsonl"              # beside a base's weights
 CRUXEVAL = "cruxeval"                   # as --heldout: the file that eval.code has fetched
 MAX_LOGGED = 600                    # characters of a text in tasks.jsonl
+STATE = {"members", "heldout", "unseen", "seeds", "base_files", "totals", "optimizer_steps", "logs"}
 NAME = re.compile("[A-Z][0-9]{1,9}", re.ASCII)      # a member's, which becomes a directory's
 
 
@@ -167,9 +168,13 @@ def task_rows(proposed: list[ProposalRecord], step: int) -> list[dict]:
 
 def task_of(row: dict) -> Task:
     """The task of a valid proposal's line, or of state.json. Raises UserError for an unknown type."""
+    names = {f.name for f in dataclasses.fields(Task)}
+    demand_fields(row, names)
     demand(row["kind"] in TASK_TYPES, f"{str(row['kind'])[:40]!r} is no task type")
-    own = {f.name: row[f.name] for f in dataclasses.fields(Task)}
-    return Task(**{name: tuple(value) if isinstance(value, list) else value for name, value in own.items()})
+    own = {}
+    for name in names:
+        own[name] = tuple(row[name]) if isinstance(row[name], list) else row[name]
+    return Task(**own)
 
 
 # --- written and read back ----------------------------------------------------------------------------------
@@ -203,7 +208,8 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
     damaged, or a member's name, which becomes a directory's, is none."""
     def read(path: Path) -> tuple[list[Member], dict]:
         """The same of a state.json; run.read explains what it raises."""
-        state = json.loads(path.read_text())
+        state = json_object(path.read_bytes())
+        demand_fields(state, STATE)
         members = [Member.from_json(m) for m in state["members"]]
         metadata = {name: [task_of(row) for row in state[name]] for name in ("heldout", "unseen", "seeds")}
         metadata |= dict(step=step, base_files=state["base_files"], totals=dict(state["totals"]),
@@ -221,15 +227,20 @@ def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
         demand(size >= metadata["logs"][name], f"{run.path / name} is shorter than step_{metadata['step']} "
                "says: restore it, or start anew under another --name")
 
-    def fill(path: Path) -> Archive:
-        """The archive with the seeds and the log's valid tasks."""
-        archive, log = Archive(list(task_types)), path.read_bytes()[:metadata["logs"][path.name]].splitlines()
-        logged = [task_of(row) for row in map(json.loads, log) if not row["reason"]]
-        for task in metadata["seeds"] + logged:
-            archive.add(task, TASK_TYPES[task.kind].structure(task.program))
-        return archive
+    def logged(path: Path) -> list[Task]:
+        """The log's valid tasks."""
+        tasks = []
+        for line in path.read_bytes()[:metadata["logs"][path.name]].splitlines():
+            row = json_object(line)
+            demand_fields(row, {"reason"})
+            if not row["reason"]:
+                tasks.append(task_of(row))
+        return tasks
 
-    return run.read("tasks.jsonl", fill)
+    archive = Archive(list(task_types))
+    for task in metadata["seeds"] + run.read("tasks.jsonl", logged):
+        archive.add(task, TASK_TYPES[task.kind].structure(task.program))
+    return archive
 
 
 def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: int) -> State:

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from infra.errors import UserError
+from infra.files import json_object
 
 try:
     import fcntl
@@ -19,8 +20,8 @@ except ImportError:         # Windows, where no run is ever written: the sandbox
 
 from safetensors import SafetensorError
 
-# What reading a damaged file raises
-DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError)
+# What reading a damaged file raises. Bugs in what reads it are none of these.
+DAMAGE = (OSError, SafetensorError, UserError)
 LOGS = ("metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl")
 
 
@@ -51,24 +52,25 @@ class RunDir:
         except DAMAGE as e:
             step, inside, _ = name.partition("/")
             way = f"remove all of {step} to go on from the checkpoint before" if inside else "restore it"
-            raise UserError(f"{self.path / name} is damaged or missing ({type(e).__name__}: {e}): {way}, or "
-                             "start anew under another --name") from e
+            why = e if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
+            raise UserError(f"{self.path / name} is damaged or missing ({why}): {way}, or start anew under "
+                            "another --name") from e
 
     def config(self) -> dict:
         """The flags that the run was started with. Raises UserError where config.json cannot be read."""
-        return self.read("config.json", lambda path: dict(json.loads(path.read_bytes())))
+        return self.read("config.json", lambda path: json_object(path.read_bytes()))
 
     def started(self) -> str | None:
         """When the run was started first, as env.json says; None where it does not."""
         try:
-            return json.loads((self.path / "env.json").read_bytes()).get("started")
+            return json_object((self.path / "env.json").read_bytes()).get("started")
         except DAMAGE:
             return None
 
     def rows(self, name: str, size: int | None = None) -> list[dict]:
         """The first `size` bytes of a log (None: all), read back; [] without the file. Raises UserError."""
         def parse(path: Path) -> list[dict]:
-            return [dict(json.loads(line)) for line in path.read_bytes()[:size].splitlines()]
+            return list(map(json_object, path.read_bytes()[:size].splitlines()))
         return self.read(name, parse) if (self.path / name).exists() else []
 
     def write_json(self, name: str, data: dict) -> None:

@@ -2,12 +2,12 @@
 add one: a class (base.TaskType; math.py and logic.py are two examples), its template in prompts.TEMPLATES,
 and a place in TASK_TYPES."""
 import functools
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 from infra.errors import Refused, UserError, demand
+from infra.files import json_object
 from tasks.base import Proposal, Task, TaskType, text_of
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
@@ -45,11 +45,7 @@ def read_tasks(path: str | Path) -> list[Proposal]:
 
 def row_of(line: str) -> dict:
     """A line of a file of tasks, its kind filled in. Raises UserError for what is none."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"this is no JSON ({error})") from None
-    demand(isinstance(row, dict), "this is no JSON object")
+    row = json_object(line)
     kind = text_of(row, "kind", "code_o")
     demand(kind in TASK_TYPES, f"kind {kind!r} is none of {', '.join(TASK_TYPES)}")
     return row | dict(kind=kind)

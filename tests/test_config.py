@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import config
+from infra.errors import UserError
 
 NAMES = [f.name for f in dataclasses.fields(config.Config)]
 
@@ -67,7 +68,7 @@ def test_ranges(f):
         config.check_value(f, value)
     for value in (low - 1, high * 2, f.type(1e30), *map(float, ("nan", "inf", "-inf"))):
         if type(value) is f.type:
-            with pytest.raises(ValueError, match=rf"^{config.spelled(f.name)} .*: give a number in .*\d"):
+            with pytest.raises(UserError, match=rf"^{config.spelled(f.name)} .*: give a number in .*\d"):
                 config.check_value(f, value)
 
 
@@ -78,7 +79,7 @@ def test_ranges(f):
 def test_a_damaged_config_of_a_run(change, match):
     saved = dataclasses.asdict(config.resolve_config(config.Config(), "micro"))
     assert config.config_of_run(saved, "out/x") == config.Config(**saved)
-    with pytest.raises(ValueError, match=rf"config.json of out/x is damaged: {match}"):
+    with pytest.raises(UserError, match=rf"config.json of out/x is damaged: {match}"):
         config.config_of_run(saved | change, "out/x")
 
 
@@ -100,5 +101,5 @@ NICHES = dict(niches=True, task_types="code_o,code_i")
     (dict(lora_targets="q_proj,nose"), "--lora-targets: nose unknown; valid: q_proj"),
     (dict(prompt_format="chat", n_few_shot=0), "--n-few-shot 0: chat prompts show tasks")])
 def test_flags_that_do_not_agree(flags, match):
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(UserError, match=match):
         config.resolve_config(config.Config(**flags), flags.get("prompt_format", "micro"))

@@ -13,6 +13,7 @@ from factors import RANK, fresh, gen, names, trained
 import evolve
 from config import EVOLVE, MATCHING, Config, resolve_config
 from evolve import Member, apply_operator, cross, genealogy, learning_rates, match, newborn, outcome, plan
+from infra.errors import UserError
 from lora import Adapters
 from operators import CROSSOVERS, EXACT, MUTATIONS, OPERATORS, dw_norm, n_children
 from run.checkpoint import founders
@@ -122,7 +123,7 @@ def test_founders_rates_are_spread_and_inherited():
     assert set(scales) == {2.5, 1.6} and scales[0] == newborn(birth, Rating(), 10, 1.25, random.Random(0)).lr_scale
     child = newborn(birth, Rating(), 10)
     assert child.lr_scale == 2.0 and genealogy(birth, child, 1.0)["lr_scale"] == 2.0
-    with pytest.raises(ValueError, match="rate of S4 is beyond all numbers"):
+    with pytest.raises(UserError, match="rate of S4 is beyond all numbers"):
         learning_rates(cfg, [dataclasses.replace(child, lr_scale=math.inf)], 0)
 
 
@@ -251,7 +252,7 @@ def test_adapters_that_do_not_fit_are_not_crossed(tmp_path, capsys, monkeypatch)
              ("alpha 9.0, not 6 and 8.0", [one, saved(tmp_path, trained(2), "loud", alpha=9.0)]),
              ("not a readable", [one, str(tmp_path)]), ("add makes a child of 2", [one])]
     for words, parents in wrong:
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(UserError, match=words):
             cross(parents, "add", tmp_path / "child")
     for share, out in (("nan", "child"), ("0.5", "half")):
         monkeypatch.setattr("sys.argv", ["evolve", one, two, "--share", share, "--out", str(tmp_path / out)])

@@ -9,6 +9,7 @@ import torch
 from varlen import varlen_reference
 
 from generate import DecodeBatch, Prompts, Rollout, SamplingParams, draw, generate, sample
+from infra.errors import UserError
 from model import closing_table
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]
@@ -153,7 +154,7 @@ def test_end_tokens(tiny):
 
 
 def test_too_long_prompt(tiny):
-    with pytest.raises(ValueError, match="121 tokens and an answer of 8 exceed the base's context of 128.*--max-new-tokens"):
+    with pytest.raises(UserError, match="121 tokens and an answer of 8 exceed the base's context of 128.*--max-new-tokens"):
         ask(tiny, None, [[7], [7] * 121], max_new_tokens=8)
     assert ask(tiny, None, [[7] * 120], max_new_tokens=8).length.item() <= 128, "exactly full is allowed"
 

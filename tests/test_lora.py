@@ -10,6 +10,7 @@ import evolve
 import weights
 from config import TARGETS
 from eval.common import stack
+from infra.errors import UserError
 from lora import Adapters, AdapterWeights
 from weights import load_peft, save_peft, weights_hash
 
@@ -235,7 +236,7 @@ def test_what_peft_would_compute_otherwise_is_refused(tiny, by_peft, config):
     directory, _ = by_peft(**config)
     for read in (lambda: stack(tiny, "", {"S0": directory}), lambda: load_peft(Adapters.on(tiny.model, 1, 4, 8), 0, directory),
                  lambda: evolve.cross([directory, directory], "add", directory / "child")):
-        with pytest.raises(ValueError, match="no plain LoRA|no factor of a plain LoRA|covers lm_head") as refused:
+        with pytest.raises(UserError, match="no plain LoRA|no factor of a plain LoRA|covers lm_head") as refused:
             read()
         assert "\n" not in str(refused.value)
 
@@ -264,7 +265,7 @@ def test_an_untouched_configuration_is_plain(tmp_path):
     assert known <= set(written), "a key that PEFT does not have"
     for name in set(written) - known:
         assert written[name] == weights.NOT_EMPTY.get(name, written[name]) and (not written[name] or name in weights.NOT_EMPTY), name
-        with pytest.raises(ValueError, match=f"no plain LoRA.* its {name} is 'on'.*PEFT can make it plain"):
+        with pytest.raises(UserError, match=f"no plain LoRA.* its {name} is 'on'.*PEFT can make it plain"):
             weights.check_plain(tmp_path, written | {name: "on"})
 
 
@@ -274,7 +275,7 @@ def test_round_trip_is_exact(tiny, population, tmp_path):
     load_peft(other, 0, tmp_path, "hash")
     assert same(adapters.factors(2), other.factors(0))
     assert all(B[1].abs().sum() == 0 for B in other.B.values()), "the neighbour was touched"
-    with pytest.raises(ValueError, match="not finite: take an earlier one"):
+    with pytest.raises(UserError, match="not finite: take an earlier one"):
         other.set_factors(1, {path: (A, B * float("nan")) for path, (A, B) in adapters.factors(2).items()})
 
 
@@ -325,18 +326,18 @@ def test_an_adapter_that_does_not_fit_is_refused_and_changes_nothing(tiny, popul
     before = adapters.factors(0)
     save_peft(population(tiny, seed=4), 0, tmp_path, str(tiny.path))
     damage(tmp_path)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(UserError, match=words):
         load_peft(adapters, 0, tmp_path)
     assert same(before, adapters.factors(0)), "half an adapter was written"
     if words not in ("takes --rank 4 --alpha 16", "other layers", "another rank or base"):       # two such adapters fit each other
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(UserError, match=words):
             evolve.cross([tmp_path, tmp_path], "add", tmp_path / "child")
 
 
 def test_an_adapter_of_another_base(tiny, population, tmp_path):
     adapters = population(tiny)
     save_peft(adapters, 0, tmp_path, str(tiny.path), "hash of its base")
-    with pytest.raises(ValueError, match="another base"):
+    with pytest.raises(UserError, match="another base"):
         load_peft(adapters, 0, tmp_path, base_hash="hash of ours")
     for known in ("hash of its base", ""):                 # a hash that nobody knows cannot be compared
         load_peft(adapters, 0, tmp_path, base_hash=known)

@@ -12,6 +12,7 @@ from tiny_base import LLAMA3, SIZES, cut, edit_json, write_tiny
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import weights
+from infra.errors import UserError
 from model import Float32Product, Model, ModelConfig
 from weights import load_base, load_model, read_config
 from weights.__main__ import compare, main
@@ -140,7 +141,7 @@ def test_a_single_file_wins_over_an_index(tmp_path, index, capsys):
 def test_a_base_with_a_number_that_is_not_finite_is_refused(small, name, number, int8):
     """It answers nothing, and trains to the end."""
     edit_weights(small, lambda state: state[name].view(-1)[3:4].fill_(number))
-    with pytest.raises(ValueError, match=f"{name} holds numbers that are not finite"):
+    with pytest.raises(UserError, match=f"{name} holds numbers that are not finite"):
         load_model(small, torch.float32, int8=int8)
 
 
@@ -218,7 +219,7 @@ def test_base_is_frozen_and_knows_its_end_tokens(small):
     (dict(rope_parameters={"full_attention": {"rope_type": "default"}}), "rope_type None")])
 def test_unsupported_architecture(small, changes, word):
     edit_json(small / "config.json", **changes)
-    with pytest.raises(ValueError, match=word):
+    with pytest.raises(UserError, match=word):
         load_base(str(small))
 
 
@@ -291,5 +292,5 @@ BROKEN = {
 def test_a_broken_directory_is_refused_in_one_sentence(small, name):
     damage, message = BROKEN[name]
     damage(small)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         load_base(str(small))

@@ -5,6 +5,7 @@ import pytest
 from tiny_run import play
 
 import sample
+from infra.errors import UserError
 
 FLAGS = dict(steps=1, pop=2, n_prompts=1, proposals_per_prompt=2, samples_per_task=2, n_heldout=0, probe_every=0, name="run")
 
@@ -53,10 +54,10 @@ def test_a_prompt_is_answered_as_written(monkeypatch, capsys, step, base):
     (["--task", "nowhere"], "cannot be read"), (["--n", "0"], "at least 1"),
     (["--prompt", "def f(x):\n" * 2000], "lower --max-new-tokens"), (["--base", "nowhere"], "no such directory")])
 def test_bad_input_is_one_sentence(monkeypatch, capsys, step, words, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         shown(monkeypatch, capsys, step / "S0", *words)
 
 
 def test_a_member_of_another_base_is_refused(monkeypatch, capsys, step, tiny):
-    with pytest.raises(ValueError, match="trained on another base"):
+    with pytest.raises(UserError, match="trained on another base"):
         shown(monkeypatch, capsys, step / "S0", "--base", tiny.path)

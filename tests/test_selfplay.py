@@ -9,6 +9,7 @@ import pytest
 import selfplay
 import train
 from evolve import Member
+from infra.errors import UserError
 from rewards import TEACHER_REWARDS, Outcome
 from run import metrics
 from selfplay import ProposalRecord
@@ -120,7 +121,7 @@ def test_fresh_tasks_that_no_teacher_writes(setup):
     assert one == again and len(set(one + other)) > 20
     later = {p.proposal.program for p in selfplay.deal(s, members()[:1], 6)}        # when one teacher meets nobody
     assert not later & {program for _, program, _ in one}
-    with pytest.raises(ValueError, match="--tasks micro draws code_o and code_i"):
+    with pytest.raises(UserError, match="--tasks micro draws code_o and code_i"):
         setup(tasks="micro", task_types="math")
 
 
@@ -131,7 +132,7 @@ def test_a_file_of_tasks_that_no_teacher_writes(setup, tmp_path):
     path.write_text("\n".join(map(json.dumps, rows)))
     one, again, other = dealt(setup(tasks=str(path), task_types="code_o,code_i", n_prompts=2), 3, 3, 4)
     assert one == again != other and all(len(set(one[i:i + 4])) == 4 for i in (0, 4, 8))
-    with pytest.raises(ValueError, match="--tasks .*some.jsonl and --task-types code_o differ in code_i"):
+    with pytest.raises(UserError, match="--tasks .*some.jsonl and --task-types code_o differ in code_i"):
         read_given(str(path), ("code_o",))
 
 
@@ -202,7 +203,7 @@ def test_given_tasks_are_verified_too(setup):
     good, bad = asked("code_o", "x=x[::-1]", "[1,2]"), asked("code_o", "x=x/0", "1")
     made, = selfplay.make_tasks(setup(), [good], "seeds")
     assert made.step == -1 and made.outputs == ("[2,1]",)
-    with pytest.raises(ValueError, match="seeds: task 2 is not valid .error.*x=x/0"):
+    with pytest.raises(UserError, match="seeds: task 2 is not valid .error.*x=x/0"):
         selfplay.make_tasks(setup(), [good, bad], "seeds")
 
 

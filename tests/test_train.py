@@ -16,6 +16,7 @@ import config
 import train
 from config import TARGETS
 from eval.population.runs import births_of
+from infra.errors import UserError
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
 from report import page
 from report.run import RunLog
@@ -141,7 +142,7 @@ def test_a_clear_sentence(micro_base, tmp_path, flags, match):
     """And no run is left behind."""
     if "cuda" in flags and torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(UserError, match=match):
         train.main(config.parse_args(None, words(**TINY, base=micro_base, out=tmp_path) + flags.split()))
     assert not list(tmp_path.glob("run/*.jsonl"))
 
@@ -197,7 +198,7 @@ def test_the_best_of_a_litter_takes_the_place_if_it_is_better(run, base, micro_b
 
 def test_a_litter_needs_tasks_to_tell_children_apart(run, tmp_path):
     (tmp_path / "one.jsonl").write_text(json.dumps(dict(program="def f(x):\n return x+1", input="1")) + "\n")
-    with pytest.raises(ValueError, match="--litter 2 compares children on the run's tasks, and --tasks .*one.jsonl holds only one"):
+    with pytest.raises(UserError, match="--litter 2 compares children on the run's tasks, and --tasks .*one.jsonl holds only one"):
         run(tasks=tmp_path / "one.jsonl", litter=2)
 
 

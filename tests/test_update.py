@@ -4,6 +4,7 @@ import torch
 from batches import make_batch, pick, settings, shifted
 
 import rl
+from infra.errors import UserError
 from rl import Adam
 
 
@@ -83,7 +84,7 @@ def test_what_does_not_fit_is_split(tiny, population, monkeypatch, capsys, when,
 
 
 @pytest.mark.parametrize("where, fails, error, words", [
-    ("rl.token_losses", full, ValueError, "a row of .* tokens does not fit into memory: lower --max-new-tokens"),
+    ("rl.token_losses", full, UserError, "a row of .* tokens does not fit into memory: lower --max-new-tokens"),
     ("rl.token_losses", lambda *_: torch.ones(2) @ torch.ones(3), RuntimeError, "size"),
     ("lora.AdapterWeights.add_gradients", full, torch.OutOfMemoryError, "CUDA out of memory")])
 def test_what_no_split_mends_ends_the_run(tiny, population, monkeypatch, where, fails, error, words):
@@ -97,4 +98,4 @@ def test_what_no_split_mends_ends_the_run(tiny, population, monkeypatch, where, 
     monkeypatch.setattr(where, fails_once)
     with pytest.raises(error, match=words):
         rl.accumulate(rl.Objective(tiny, adapters, batch, rl.advantages(batch), settings()))
-    assert len(tried) == 1 or error is ValueError
+    assert len(tried) == 1 or error is UserError

@@ -13,8 +13,9 @@ import re
 import zlib
 from dataclasses import dataclass, field
 
-from eval.fetch import Row, row_of
+from eval.fetch import Row
 from infra.errors import UserError, demand, explained
+from infra.files import json_object
 
 SETS = ("humaneval+", "mbpp+", "livecodebench")
 MAX_UNPACKED = 1 << 30
@@ -124,7 +125,7 @@ def live_tests(problem: Problem) -> tuple[tuple[str, ...], list[str]]:
 def problem_of(bench: str, number: int, row: Row) -> Problem:
     """A problem from a row of its published file. Raises UserError for another one's."""
     if bench == "livecodebench":
-        metadata = row_of((row.typed("metadata", str, type(None)) or "{}").encode())
+        metadata = json_object(row.typed("metadata", str, type(None)) or "{}")
         packed = row.typed("public_test_cases", str), row.typed("private_test_cases", str)
         problem = Problem(bench, str(row["question_id"]), row.typed("question_content", str),
                           metadata.get("func_name"), starter=row["starter_code"] or "", packed=packed)

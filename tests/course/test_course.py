@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import config
+from infra.errors import UserError
 
 ROOT = Path(config.__file__).parent
 COURSE = ROOT / "course"
@@ -44,7 +45,7 @@ def test_a_person_plays(tmp_path, micro_base, monkeypatch, capsys):
     score = 0.5 - shown.count("S0, correct") / 4
     mu = float(re.search(r"ratings: you ([\d.]+)", shown)[1])
     assert mu == 25 if score == 0 else (mu - 25) * score > 0, shown
-    with pytest.raises(ValueError, match="no checkpoint"):
+    with pytest.raises(UserError, match="no checkpoint"):
         play.play(str(tmp_path), teach=False)
 
 

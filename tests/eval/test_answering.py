@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from eval import answering, common
+from infra.errors import UserError
 from infra.precision import DTYPES
 from lora import Adapters
 from run.checkpoint import RunDir
@@ -147,7 +148,7 @@ def test_a_run_at_any_precision_can_be_evaluated(bytes_base, tmp_path, monkeypat
     assert config["base_hash"] == files_hash(bytes_base) and ("torch.int8" in config["dtype"]) is (trained == "int8")
     if trained == "bfloat16":
         half = common.load(parsed("--run", str(run), "--dtype", "bfloat16"))
-        with pytest.raises(ValueError, match="answers made otherwise: dtype"):
+        with pytest.raises(UserError, match="answers made otherwise: dtype"):
             common.open_out(args, half, "plain", {}, "o")
 
 
@@ -176,20 +177,20 @@ def test_what_a_user_gets_wrong_is_named(members, bytes_base, tmp_path):
                              (["--adapters", str(tmp_path)], "was trained on another base|has rank"),
                              (["--base", str(bytes_base), "--adapters", str(tmp_path / "foreign")], "was trained on another base"),
                              (["--adapters", str(bytes_base)], "is no PEFT directory")):
-        with pytest.raises(ValueError, match=complaint):
+        with pytest.raises(UserError, match=complaint):
             common.load(parsed(*words))
-    with pytest.raises(ValueError, match="the same answer 3 times"):
+    with pytest.raises(UserError, match="the same answer 3 times"):
         common.check(parsed("--samples", "3"))
-    with pytest.raises(ValueError, match="did you mean olympiadbench"):
+    with pytest.raises(UserError, match="did you mean olympiadbench"):
         common.choose("aime24,olympiad", ("aime24", "olympiadbench"))
-    with pytest.raises(ValueError, match="no chat template"):
+    with pytest.raises(UserError, match="no chat template"):
         answering.pick_prompt_format(parsed("--prompt", "chat"), base)
-    with pytest.raises(ValueError, match="lower --max-new-tokens to at most 412"):
+    with pytest.raises(UserError, match="lower --max-new-tokens to at most 412"):
         answering.fits({("b", "1"): [0] * 100}, 500, 512)
 
 
 def test_exit_codes(capsys):
-    for raised, exit_code in ((ValueError("mend"), 2), (OSError("disk"), 1), (KeyboardInterrupt(), 130)):
+    for raised, exit_code in ((UserError("mend"), 2), (OSError("disk"), 1), (KeyboardInterrupt(), 130)):
         with pytest.raises(SystemExit) as end:
             common.command("eval.math", lambda: (_ for _ in ()).throw(raised))
         assert end.value.code == exit_code

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from eval.code.__main__ import main
+from infra.errors import UserError
 from run.checkpoint import held_out
 from sandbox.values import decode
 from tasks import TASK_TYPES, cruxeval
@@ -45,7 +46,7 @@ def test_inputs_that_are_expressions_are_evaluated_once(sandbox):
     for task in inverse.values():                   # the published input is an answer
         job, = TASK_TYPES["code_i"].answer_jobs(task, [task.inputs[0]], limits)
         assert TASK_TYPES["code_i"].verify(task, [task.inputs[0]], sandbox.run([job]), limits) == ["correct"]
-    with pytest.raises(ValueError, match="sample_0 has an output that cannot be read"):
+    with pytest.raises(UserError, match="sample_0 has an output that cannot be read"):
         cruxeval.tasks_of([ROWS[0] | dict(output="open('x')")], "code_o", "exact", sandbox.run)
 
 
@@ -82,9 +83,9 @@ def test_a_population_is_asked_as_in_training(base, micro_base, population, sand
     asked = TASK_TYPES["code_o"].solve("micro", task, Limits.for_format("micro"))
     assert asked.user == "out\ndef f(x):\n    return x+1\nf(4)\n"
     assert json.loads((tmp_path / "test" / "config.json").read_text())["prompt"] == "task micro"
-    with pytest.raises(ValueError, match="in a command of their own"):
+    with pytest.raises(UserError, match="in a command of their own"):
         main([*command[:6], "--bench", "cruxeval-o,mbpp+"])
-    with pytest.raises(ValueError, match="--prompt plain"):
+    with pytest.raises(UserError, match="--prompt plain"):
         main([*command, "test", "--prompt", "plain"])
 
 
@@ -99,7 +100,7 @@ def test_a_run_holds_out_the_validation_split(setup, tmp_path, monkeypatch):
     monkeypatch.setattr(cruxeval, "FILE", path)
     assert held_out(named, s) == tasks
     monkeypatch.setattr(cruxeval, "FILE", tmp_path / "absent.jsonl")
-    with pytest.raises(ValueError, match="python -m eval.code --self-test --bench cruxeval-o"):
+    with pytest.raises(UserError, match="python -m eval.code --self-test --bench cruxeval-o"):
         held_out(named, s)
 
 

@@ -17,6 +17,7 @@ from eval.code import __main__ as code
 from eval.code import suites
 from eval.code.problems import SETS, Problem, call_text, live_tests, problem_of, restore, unpack
 from eval.code.programs import complete, extract
+from infra.errors import UserError
 from sandbox.lenient import digest
 from verifier import Verdict
 
@@ -163,7 +164,7 @@ def test_published_formats(data):
 def test_bad_files_are_named(data, name, row, says):
     path = data / ("livecodebench1.jsonl" if name == "livecodebench" else "HumanEvalPlus.jsonl.gz")
     write(path, [row])
-    with pytest.raises(ValueError, match=f"{path.name}, line 1: .*{says}"):
+    with pytest.raises(UserError, match=f"{path.name}, line 1: .*{says}"):
         load(name, data)
 
 
@@ -179,11 +180,11 @@ def test_private_tests_hold_no_classes(tmp_path):
     tests = [dict(input="1", output="2", testtype="stdin")]
     assert unpack(packed(tests)) == unpack(json.dumps(tests)) == [dict(input="1", output="2")]
     for evil in Deed(tmp_path / "unpickled"), print, Path("/"), {1, 2}, object():
-        with pytest.raises(ValueError, match="cannot be unpacked"):
+        with pytest.raises(UserError, match="cannot be unpacked"):
             unpack(base64.b64encode(zlib.compress(pickle.dumps(evil))).decode())
     raws = b"no zlib", zlib.compress(b"garbage"), zlib.compress(b"\x80\x04K\x01Q.")           # the last: a persistent id
     for text in "", "[", "[1]", "not base64!", packed(tests)[:-8], *(base64.b64encode(raw).decode() for raw in raws):
-        with pytest.raises(ValueError, match="cannot be unpacked"):
+        with pytest.raises(UserError, match="cannot be unpacked"):
             unpack(text)
     assert not (tmp_path / "unpickled").exists()
 

@@ -13,6 +13,7 @@ import torch
 
 from eval import common, general
 from eval.general import load
+from infra.errors import UserError
 
 # Ten questions of two subjects, made by hand, and the examples before them.
 TEN = {"plain_sums": [("One and one?", "1", "2", "3", "4", "B"), ("Two and two?", "4", "5", "6", "7", "A"),
@@ -62,19 +63,19 @@ def test_the_published_archive(folder, capsys):
 @pytest.mark.parametrize("row, line", [("Of what?,1,2,3,D\n", 4), ("Of what?,1,2,3,4,E\n", 4), ('"Of\nwhat?",1,2,3,4,\n', 5)])
 def test_what_is_wrong_with_a_file_is_named(tmp_path, row, line):
     folder = pack(tmp_path / "data", colours_test=written(TEN["colours"]) + row)
-    with pytest.raises(ValueError, match=rf"colours_test.csv: remove it.*line {line}: expected a question, four choices and a letter"):
+    with pytest.raises(UserError, match=rf"colours_test.csv: remove it.*line {line}: expected a question, four choices and a letter"):
         load(str(folder))
 
 
 def test_a_damaged_archive_gives_the_fix(tmp_path):
-    with pytest.raises(ValueError, match="colours_test.csv: .*decode"):
+    with pytest.raises(UserError, match="colours_test.csv: .*decode"):
         load(str(pack(tmp_path / "data", colours_test="\xff\xfe")))
     with tarfile.open(tmp_path / "mmlu.tar", "w"):
         pass
-    with pytest.raises(ValueError, match="it lacks questions .test. or examples"):
+    with pytest.raises(UserError, match="it lacks questions .test. or examples"):
         load(str(tmp_path))
     (tmp_path / "mmlu.tar").write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="mmlu.tar cannot be read"):
+    with pytest.raises(UserError, match="mmlu.tar cannot be read"):
         load(str(tmp_path))
 
 
@@ -102,7 +103,7 @@ def test_letters_of_members_in_one_batch_are_those_of_each_prompt_alone(members,
     theirs = AutoModelForCausalLM.from_pretrained(bytes_base, dtype=torch.float32)
     tokenizer = population.base.tokenizer
     assert general.letter_ids(tokenizer) == [tokenizer.convert_tokens_to_ids(letter) for letter in "ABCD"]
-    with pytest.raises(ValueError, match="no token for each letter"):
+    with pytest.raises(UserError, match="no token for each letter"):
         general.letter_ids(tiny.tokenizer)
     items = load(str(folder))[0][3:]
     prompts = [general.ask(item, "plain", population.base) for item in items]
@@ -140,6 +141,6 @@ def test_a_run_with_two_members_resumes(members, folder, tmp_path):
     for mine, whole in zip(sorted(map(json.loads, resumed.splitlines()), key=key), sorted(rows, key=key), strict=True):
         assert mine | dict(logp=0) == whole | dict(logp=0) and mine["logp"] == pytest.approx(whole["logp"], abs=2e-4)
     pack(folder, colours_test=written(TEN["colours"][:2]))
-    with pytest.raises(ValueError, match="answers made otherwise: data mmlu"):
+    with pytest.raises(UserError, match="answers made otherwise: data mmlu"):
         general.main([*flags, "--out", str(part)])
     assert general.main([*flags, "--split", "val"]) == 0 and (members / "eval-general-val" / "summary.json").exists()

@@ -16,6 +16,7 @@ import pytest
 from eval import fetch, grader, math
 from eval.forms import forms
 from eval.grader import Grader, final
+from infra.errors import UserError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "evaldata"
 needs_grader = pytest.mark.skipif(find_spec("math_verify") is None, reason="needs math-verify: pip install -r requirements-eval.txt")
@@ -154,7 +155,7 @@ def test_an_answer_that_stalls_or_kills_the_grader_ends_nothing():
 def test_without_math_verify_or_a_process_the_reason_is_said(tmp_path, monkeypatch):
     write(tmp_path / "aime24.jsonl", [dict(problem="Q", answer="1")])
     monkeypatch.setitem(sys.modules, "math_verify", None)                  # the import is blocked
-    with pytest.raises(ValueError, match="pip install -r requirements-eval.txt"):
+    with pytest.raises(UserError, match="pip install -r requirements-eval.txt"):
         math.main(["--self-test", "--bench", "aime24", "--data", str(tmp_path)])
     monkeypatch.setattr(grader, "find_spec", lambda name: True)
     monkeypatch.setattr(sys, "executable", "/bin/false")
@@ -230,10 +231,10 @@ def test_published_formats(tmp_path, capsys, bench, row, gold):
     (b"{\"problem\": \"Q\", \"answer\": \"1\"}\n\xff\xfe{}\n", "line 2")])
 def test_damaged_files_are_named(tmp_path, content, complaint):
     (tmp_path / "aime24.jsonl").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"aime24.jsonl, (?=.*it is fetched again).*{complaint}"):
+    with pytest.raises(UserError, match=rf"aime24.jsonl, (?=.*it is fetched again).*{complaint}"):
         load("aime24", tmp_path)
     (tmp_path / "math500.jsonl.gz").write_bytes(gzip.compress(b"{}" * 1000)[:-20])
-    with pytest.raises(ValueError, match="math500.jsonl.gz is not there or damaged"):
+    with pytest.raises(UserError, match="math500.jsonl.gz is not there or damaged"):
         load("math500", tmp_path)
 
 
@@ -251,7 +252,7 @@ def test_missing_files_are_fetched_and_checked(tmp_path, monkeypatch):
     write(source, [dict(problem="Q", answer="2")])
     for url, complaint in ((source.as_uri(), "another file than we know"), ((tmp_path / "no").as_uri(), "amc23.jsonl is not there .* put file://")):
         publish(url, "0" * 64)
-        with pytest.raises(ValueError, match=complaint):
+        with pytest.raises(UserError, match=complaint):
             load("amc23", data)
     assert not list(data.glob("amc23*"))
     published = [known for files in fetch.FILES.values() for known in files]
@@ -283,8 +284,8 @@ def test_a_run_with_two_adapters_resumes(members, tmp_path, capsys):
     resumed = (part / "answers.jsonl").read_bytes()
     key = operator.itemgetter("bench", "id", "member", "sample")
     assert resumed.startswith(begun) and sorted(map(json.loads, resumed.splitlines()), key=key) == sorted(rows, key=key)
-    with pytest.raises(ValueError, match="answers made otherwise: max_new"):
+    with pytest.raises(UserError, match="answers made otherwise: max_new"):
         math.main([*flags, "--out", str(part), "--max-new-tokens", "7"])
     write(data / "gsm8k.jsonl", [dict(question="One and two?", answer="#### 3")])
-    with pytest.raises(ValueError, match="answers made otherwise: data gsm8k"):
+    with pytest.raises(UserError, match="answers made otherwise: data gsm8k"):
         math.main([*flags, "--out", str(part)])

@@ -15,6 +15,7 @@ import train
 from config import parse_args, resolve_config
 from eval import stats
 from eval.population import ablation, crossplay, deployed, heldout, runs
+from infra.errors import UserError
 from run.directory import RunDir
 from tasks import TASK_TYPES, read_tasks
 from tasks.validation import Limits
@@ -64,7 +65,7 @@ def test_crossplay_on_a_run(grown, tmp_path, capsys):
     assert crossplay.main(flags) == 0
     assert json.loads((tmp_path / "o/summary.json").read_text()) == result, "resumed: the same"
     for words, match in (("--tasks 6", "made otherwise: data 1, data 3"), ("--every 9", "--keep 1000"), ("--run=", "give --run")):
-        with pytest.raises(ValueError, match=match):
+        with pytest.raises(UserError, match=match):
             crossplay.main([*flags, *words.split()])
 
 
@@ -141,7 +142,7 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
     for words, match in (("--arms no_evolution", "did you mean no-evolution"), ("--pop 3", "an even --pop from 4"), ("--arm slow", "give a new name"),
                          ("--arm copy:--single", "give a new name"), ("-- --steps 4", "the arms set it themselves"), ("-- --lr -1", "--lr -1.0: give a number in"),
                          ("-- --task-types logic", "--task-types logic: no such ablation"), ("--seeds 0,x", "--seeds 0,x: give whole"), ("--seeds 1000", "under 1000")):
-        with pytest.raises(ValueError, match=match):
+        with pytest.raises(UserError, match=match):
             ablation.main([*flags, "--plan", *words.split()])
     words = ["--plan", "--seeds", "0,1", "--steps", "20", "--arms", "singles,copy", "--arm", "slow: --lr-teacher 0", "--arm", "one:--single"]
     assert ablation.main([*flags, *words, "--", "--lr", "1e-3"]) == 0
@@ -186,7 +187,7 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
     given, settled = resolve_config(parse_args(None, shlex.split(line)), "micro"), RunDir(out / "full-s0", writes=False).config()
     differ = {name for name, value in vars(given).items() if value != settled[name]}
     assert differ == {"base", "heldout", "name", "out", "resume"} and given.evolve_every == 3, "the whole command, but for paths"
-    with pytest.raises(ValueError, match="arms of another comparison: steps"):
+    with pytest.raises(UserError, match="arms of another comparison: steps"):
         ablation.main([*flags, "--out", str(out), "--steps", "9", *words])
 
 
@@ -219,5 +220,5 @@ def test_runs_made_by_hand_become_records(grown, tmp_path, capsys):
     assert "child - two" in capsys.readouterr().out
     for words, match in ((f"--limit 3 --arm two:8 {grown}", "arms of another comparison: limit"), (f"--arm two:8 {tmp_path}/nothing", "no checkpoint there"),
                          (f"--arm two {grown}", "give NAME:SEED")):
-        with pytest.raises(ValueError, match=match):
+        with pytest.raises(UserError, match=match):
             deployed.main([*flags, *words.split()])

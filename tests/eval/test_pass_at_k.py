@@ -7,6 +7,7 @@ from tiny_run import rows as rows_of
 
 from eval import stats, summary
 from eval.population import heldout
+from infra.errors import UserError
 from micro import programs
 from tasks.prompts import render
 from weights import files_hash, save_peft
@@ -74,7 +75,7 @@ def test_coverage_by_hand():
     """Two students, of four answers to each of three questions so many right: one answer of each, or two of one."""
     assert stats.covered([(4, 2), (4, 1)], 2) == pytest.approx(1 - 1 / 2 * 3 / 4)
     assert stats.covered([(4, 2)], 2) == stats.pass_at_k(4, 2, 2) and stats.covered([(4, 2), (4, 1)], 4) == pytest.approx(1 - 1 / 6 * 1 / 2)
-    with pytest.raises(ValueError, match="3 answers cannot be dealt out evenly to 2 members"):
+    with pytest.raises(UserError, match="3 answers cannot be dealt out evenly to 2 members"):
         stats.covered([(4, 2), (4, 1)], 3)
     rows = answers(dict(S0=[4, 2, 0], S1=[0, 2, 1], T0=[4, 4, 4], base=[1, 1, 1]), 4)
     (line,) = summary.coverage(rows)
@@ -109,9 +110,9 @@ def test_heldout_goes_on(two_members, tmp_path, capsys):
     assert [row["id"] for row in rows_of(out, "items")[:6]] == [f"{size}/0" for size in range(1, 7)]
     assert heldout.main([*flags, "--limit", "8"]) == 0
     assert rows_of(out, "answers")[:len(first)] == first, "what is on disk is not generated again"
-    with pytest.raises(ValueError, match="made otherwise: temperature"):
+    with pytest.raises(UserError, match="made otherwise: temperature"):
         heldout.main([*flags, "--temperature", "1", "--limit", "2"])
-    with pytest.raises(ValueError, match="made otherwise: data code_o"):   # of another split
+    with pytest.raises(UserError, match="made otherwise: data code_o"):   # of another split
         heldout.main([*flags, "--split", "validation", "--limit", "2"])
 
 
@@ -135,8 +136,8 @@ def test_what_a_user_gets_wrong_in_heldout_is_said(two_members, tmp_path, tiny):
     out = ["--out", str(tmp_path / "o")]
     for words, match in (("--bench code_0", "did you mean code_o"), (f"--run {tmp_path}", "no complete checkpoint there"),
                          ("--samples 2 --temperature 0", "--samples 2 at temperature 0 .* or one sample")):
-        with pytest.raises(ValueError, match=match):
+        with pytest.raises(UserError, match=match):
             heldout.main([*two_members, *words.split(), *out])
-    with pytest.raises(ValueError, match="--bench math: its questions are written in the micro prompt format"):
+    with pytest.raises(UserError, match="--bench math: its questions are written in the micro prompt format"):
         heldout.main(["--base", str(tiny.path), "--bench", "math", *CPU, *out])
     assert not (tmp_path / "o/answers.jsonl").exists(), "said before the work, not after it"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from eval import stats
+from infra.errors import UserError
 
 # Heights of crossed and self-fertilised maize in eighths of an inch, 15 pairs: Darwin (1876), as analysed by
 # Fisher (1935), The Design of Experiments, sections 17 to 21.
@@ -19,7 +20,7 @@ def test_pass_at_k_is_the_share_of_sets_with_a_right_answer():
             sets = [any(drawn) for drawn in itertools.combinations([True] * c + [False] * (n - c), k)]
             assert stats.pass_at_k(n, c, k) == pytest.approx(np.mean(sets), abs=1e-15), (n, c, k)
     for n, c, k in ((4, 1, 5), (4, 1, 0), (4, 5, 2), (4, -1, 2), (0, 0, 1)):
-        with pytest.raises(ValueError, match="--samples draws more"):
+        with pytest.raises(UserError, match="--samples draws more"):
             stats.pass_at_k(n, c, k)
 
 

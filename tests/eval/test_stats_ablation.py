@@ -10,6 +10,7 @@ import pytest
 from eval.population import ablation, measures, runs
 from eval.population.measures import Births
 from eval.population.runs import FULL, Experiment
+from infra.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = list(range(10, 18))
@@ -93,7 +94,7 @@ def test_contrasts_are_corrected_and_checked():
     assert lines["uniform"]["check"]["pairings"] == (0, 128) and lines["uniform"]["verdict"] == "not tested"
     assert lines["no-evolution"]["check"]["births"][0] == Births(8, 24, 32) and lines["no-evolution"]["verdict"] == "not tested"
     some.records["pair-s11"]["spent"].pop()
-    with pytest.raises(ValueError, match="pair-s11 spent 7,000 where 8,000 are due"):
+    with pytest.raises(UserError, match="pair-s11 spent 7,000 where 8,000 are due"):
         concluded(some)
 
 
@@ -113,7 +114,7 @@ def test_several_singles_are_one_arm_and_the_best_is_chosen_on_validation():
     values = measures.measured(own, due, 0.6, ["code_o"])
     assert len(own) == 4 and due == 2000 and values["deployed"] == 0.75 and values["end"] == 0.5
     assert concluded(some, "single", "deployed")["singles"]["by_seed"][0] == -0.25
-    with pytest.raises(ValueError, match="--measure math: these runs have area, goal, end, deployed"):
+    with pytest.raises(UserError, match="--measure math: these runs have area, goal, end, deployed"):
         concluded(some, FULL, "math")
     del some.records["single-s2010"]
     assert not some.of("singles", 10)[0] and some.of("single", 10)[0]
@@ -200,11 +201,11 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
         changed = Experiment(other.plan, other.arms, {run: x | change for run, x in other.records.items()})
         cases.append(([first, written(changed, tmp_path / name)], f"not comparable with the others, or there twice: {name}"))
     for given, match in cases:
-        with pytest.raises(ValueError, match=match):
+        with pytest.raises(UserError, match=match):
             runs.opened(given)
-    with pytest.raises(ValueError, match="--contrast full: give two arms with a comma between, as in spread,one"):
+    with pytest.raises(UserError, match="--contrast full: give two arms with a comma between, as in spread,one"):
         ablation.main(["--from", first, "--contrast", "full"])
-    with pytest.raises(ValueError, match="give --base, or --from DIR"):
+    with pytest.raises(UserError, match="give --base, or --from DIR"):
         ablation.main([])
 
 

@@ -4,6 +4,7 @@ import json
 import pytest
 
 from eval.population import structures
+from infra.errors import UserError
 from tasks.complexity import parse, structural_hash
 
 MAPPED = "def f(x):\n x=[v{}{} for v in x]\n return x"
@@ -40,5 +41,5 @@ def test_the_table_of_a_run(tmp_path, capsys):
     assert [first["heldout"], second["heldout"]] == pytest.approx([0.3, 0.6])
     assert structures.main([str(tmp_path), "--every", "2"]) == 0 and "2 to 3" in capsys.readouterr().out
     for words, match in (([str(tmp_path / "nothing")], "no tasks in these runs"), ([str(tmp_path), "--every", "0"], "give at least 1")):
-        with pytest.raises(ValueError, match=match):
+        with pytest.raises(UserError, match=match):
             structures.main(words)

@@ -53,7 +53,7 @@ def test_a_cuda_device_is_made_current_and_cudnn_s_attention_is_off(monkeypatch,
 def test_a_card_that_is_not_there_is_named(monkeypatch, cards, asked, local_rank, world, match):
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setenv("WORLD_SIZE", world)
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(UserError, match=match):
         Ranks.join(asked)
 
 
@@ -64,7 +64,7 @@ def test_a_place_among_no_processes_is_refused(monkeypatch, rank, world):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if world:
         monkeypatch.setenv("WORLD_SIZE", world)
-    with pytest.raises(ValueError, match=f"RANK is {rank} .*start by torchrun"):
+    with pytest.raises(UserError, match=f"RANK is {rank} .*start by torchrun"):
         Ranks.join("cpu")
 
 
@@ -95,14 +95,14 @@ def talk(ranks: Ranks, base: Base) -> None:
         ranks.check_equal(ours, str(sizes))
         torch.testing.assert_close(ours, answers(base, ALONE, *sizes), rtol=0, atol=1e-5)
     assert ranks.broadcast(lambda: fails_in(1)) == ["ä", None, 0]
-    with pytest.raises(ValueError, match="^0 fails$"):
+    with pytest.raises(UserError, match="^0 fails$"):
         ranks.broadcast(lambda: fails_in(0))
     ranks.together(lambda: fails_in(2))
     for rank in range(2):
-        with pytest.raises(ValueError, match=f"^{rank} fails$"):
+        with pytest.raises(UserError, match=f"^{rank} fails$"):
             ranks.together(lambda: fails_in(rank))
     checked(0.)
-    with pytest.raises(ValueError, match="^here: c is not the same in process 1 as in process 0"):
+    with pytest.raises(UserError, match="^here: c is not the same in process 1 as in process 0"):
         checked([0., -0.][ranks.rank])
 
 
@@ -121,7 +121,7 @@ def run_altered(ranks: Ranks, folder: Path, micro_base: Path) -> None:
     if ranks.rank == 1:
         train.evolve.apply_operator = startup.weights_hash = None
     os.environ.update(WORLD_SIZE="2", RANK=str(ranks.rank))
-    with pytest.raises(ValueError, match=f"^step 1: {path}.lora_B is not the same in process 1 as in process 0"):
+    with pytest.raises(UserError, match=f"^step 1: {path}.lora_B is not the same in process 1 as in process 0"):
         train.main(Config(base=str(micro_base), out=str(folder), device="cpu", **SIZES))
 
 

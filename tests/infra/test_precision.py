@@ -13,6 +13,7 @@ from tiny_run import rows
 
 import rl
 import weights
+from infra.errors import UserError
 from infra.precision import linear, pick_dtype, quantize
 from weights import load_base, load_model, weights_hash
 
@@ -87,7 +88,7 @@ def test_a_damaged_matrix_is_named(micro_base, tmp_path):
     state = load_file(micro_base / "model.safetensors")
     state["model.layers.1.mlp.up_proj.weight"][3, 2] = float("nan")
     save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model.layers.1.mlp.up_proj.weight holds numbers that are not finite"):
+    with pytest.raises(UserError, match=r"model.layers.1.mlp.up_proj.weight holds numbers that are not finite"):
         load_model(tmp_path, torch.float32, int8=True)
 
 
@@ -116,6 +117,6 @@ def test_a_card_is_asked_what_it_has(monkeypatch, native, asked, given):
     """None: refused, as the card emulates it only."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native or including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    refused = pytest.raises(ValueError, match="--dtype bfloat16: Tesla T4 does not have it; leave --dtype out")
+    refused = pytest.raises(UserError, match="--dtype bfloat16: Tesla T4 does not have it; leave --dtype out")
     with nullcontext() if given else refused:
         assert pick_dtype(asked, torch.device("cuda:0")) == given

@@ -11,6 +11,7 @@ from invented import HOSTILE, check, invent, made, rewrite
 from tiny_run import play, rows
 
 import report
+from infra.errors import UserError
 from report import __main__ as command
 from report import opening, svg
 from report.run import RunLog
@@ -83,7 +84,7 @@ def test_what_was_not_logged_is_absent(tmp_path):
     assert page.text.count("Absent: this run did not log it.") > 5 and "Absent: no proposal can be read" in page.text
     rewrite(path, "metrics", [{"step": 3}])
     made(path)
-    with pytest.raises(ValueError, match="nothing to draw"):
+    with pytest.raises(UserError, match="nothing to draw"):
         opening.picture(RunLog(path))
 
 

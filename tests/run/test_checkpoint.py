@@ -15,6 +15,7 @@ from tiny_run import play, rows, timeless, words
 
 import config
 import train
+from infra.errors import UserError
 from lora import Adapters
 from run import probes, startup
 from run.checkpoint import RunDir, archive_at, members_at, restore
@@ -146,7 +147,7 @@ def test_paging_changes_no_bit(flags, tmp_path, monkeypatch):
 
 def refused(match: str, **flags) -> None:
     """The run does not start, for this reason."""
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(UserError, match=match):
         play(**flags)
 
 
@@ -177,11 +178,11 @@ def test_resume_adopts_the_flags_of_the_run(copy):
     saved = config.config_of_run(json.loads((copy / "config.json").read_text()), copy)
     assert vars(resumed(str(copy))) == vars(saved) | dict(name="", out="out", resume=str(copy), plan=False, init="")
     assert resumed("auto", "--out", str(copy.parent), "--name", "run").seed == 3
-    with pytest.raises(ValueError, match=r"another configuration: seed \(3 -> 0\); leave these flags out"):
+    with pytest.raises(UserError, match=r"another configuration: seed \(3 -> 0\); leave these flags out"):
         train.main(resumed(str(copy), "--seed", "0", "--steps", "9"))
     path = train.main(resumed(str(copy), "--steps", "4")).path
     assert path == copy and RunDir(copy, writes=False).steps()[-1] == 4
-    with pytest.raises(ValueError, match="no such directory"):
+    with pytest.raises(UserError, match="no such directory"):
         resumed(str(copy / "none"))
 
 
@@ -247,7 +248,7 @@ def test_a_damaged_checkpoint_says_what_to_remove(copy, restored, name, damage):
     damage(path) if callable(damage) else path.write_bytes(damage)
     inside = name.removesuffix("/adapter_model.safetensors")
     why = "finite" if damage is a_nan else ""
-    with pytest.raises(ValueError, match=f"run/step_3/{inside} is damaged.*{why}.*: remove all of step_3"):
+    with pytest.raises(UserError, match=f"run/step_3/{inside} is damaged.*{why}.*: remove all of step_3"):
         restored(copy)
 
 
@@ -255,7 +256,7 @@ def test_a_damaged_checkpoint_says_what_to_remove(copy, restored, name, damage):
 def test_other_members_than_the_flags_say(copy, restored, changes):
     path = copy / "step_3" / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(ValueError, match="other members than the flags say"):
+    with pytest.raises(UserError, match="other members than the flags say"):
         restored(copy)
 
 
@@ -268,13 +269,13 @@ def test_a_lost_log_is_told(flags, copy):
     for name in LOGS:
         text = (copy / name).read_bytes()
         (copy / name).write_bytes(text[:-1])
-        with pytest.raises(ValueError, match=rf"run/{name} is shorter than step_3 says: restore it"):
+        with pytest.raises(UserError, match=rf"run/{name} is shorter than step_3 says: restore it"):
             archive_at(run, metadata, types)
         (copy / name).write_bytes(text + b"{}")
         assert archive_at(run, metadata, types).n_added == n_added
     size = (copy / "tasks.jsonl").stat().st_size
     (copy / "tasks.jsonl").write_text("{}".ljust(size) + "\n")
-    refused("tasks.jsonl is damaged or missing .KeyError.*restore it", **flags(copy.parent, resume="auto", steps=4))
+    refused("tasks.jsonl is damaged or missing .it lacks reason.*restore it", **flags(copy.parent, resume="auto", steps=4))
 
 
 def test_json_of_another_shape_is_refused(copy):
@@ -282,7 +283,7 @@ def test_json_of_another_shape_is_refused(copy):
     for damaged in ("[" * 100_000, "[[]]\n", "{\n"):
         for name in ("config.json", *LOGS):
             (copy / name).write_text(damaged)
-            with pytest.raises(ValueError, match="is damaged"):
+            with pytest.raises(UserError, match="is damaged"):
                 run.rows(name) if name in LOGS else run.config()
 
 
@@ -292,7 +293,7 @@ def test_a_members_name_is_no_path(copy, name):
     state = json.loads(path.read_text())
     state["members"][-1]["name"] = name
     path.write_text(json.dumps(state))
-    with pytest.raises(ValueError, match="is no member's name"):
+    with pytest.raises(UserError, match="is no member's name"):
         members_at(RunDir(copy, writes=False), 3)
 
 

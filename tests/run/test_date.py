@@ -10,6 +10,7 @@ from tiny_run import play, rows
 
 from eval import common
 from eval.answering import put
+from infra.errors import UserError
 from run import startup
 from tasks import prompts
 from tasks.prompts import Prompt, render
@@ -64,9 +65,9 @@ def test_a_run_keeps_its_date_over_a_resume_on_another_day(dated, tmp_path, monk
     assert [row["text"] for row in rows(other, "tasks")] != [row["text"] for row in rows(whole, "tasks")][:2], "the date is read"
     given = play(**flags, steps=1, out=tmp_path / "given", date="2026-03-01")
     assert [row["text"] for row in rows(given, "tasks")] == [row["text"] for row in rows(whole, "tasks")][:2]
-    with pytest.raises(ValueError, match="date .'2026-03-01' -> '2026-03-02'"):
+    with pytest.raises(UserError, match="date .'2026-03-01' -> '2026-03-02'"):
         play(**flags, steps=3, out=tmp_path / "stopped", resume="auto", date="2026-03-02")
-    with pytest.raises(ValueError, match="--date 1 March: give a day as YYYY-MM-DD"):
+    with pytest.raises(UserError, match="--date 1 March: give a day as YYYY-MM-DD"):
         play(**flags, steps=1, out=tmp_path, date="1 March")
     with startup.opened(str(resumed), "cpu") as (setup, _):
         assert setup.base.day == "2026-03-01"

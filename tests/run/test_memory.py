@@ -13,6 +13,7 @@ from torch.nn.attention.varlen import varlen_attn
 import config
 import generate
 import train
+from infra.errors import UserError
 from infra.precision import DTYPES
 from lora import Adapters, AdapterWeights
 from model import Base, Model, ModelConfig
@@ -116,7 +117,7 @@ def test_the_tiers_of_the_page_are_what_the_plan_says(coder):
 
 def test_a_plan_needs_config_json_and_a_prompt_format_or_a_tokenizer(coder, capsys):
     flags = ["--base", str(coder[0]), "--plan", "--device", "cuda", "--dtype", "int8"]
-    with pytest.raises(ValueError, match="--plan does without one where --prompt-format is given"):
+    with pytest.raises(UserError, match="--plan does without one where --prompt-format is given"):
         train.show_plan(config.parse_args(None, flags))
     train.show_plan(config.parse_args(None, [*flags, "--prompt-format", "base"]))
     text = capsys.readouterr().out

@@ -14,6 +14,7 @@ import pytest
 from cases import HONEST, LOOP, ROOT, one
 
 import verifier
+from infra.errors import UserError
 from verifier import Job, Sandbox
 
 
@@ -100,11 +101,11 @@ def test_tiers_and_refusal(narrow, monkeypatch):
     limits = map("limit_{}".format, "core fsize nofile stack memlock msgqueue as".split())
     for layer in "seccomp", "no_capabilities", "no_new_privs", "not_dumpable", *limits:
         assert narrow.report[layer] == "ok", layer
-    pytest.raises(ValueError, Sandbox, workers=1, without=("seccomp",)).match("refuses.*seccomp .left out")
+    pytest.raises(UserError, Sandbox, workers=1, without=("seccomp",)).match("refuses.*seccomp .left out")
     for options in dict(workers=-1), dict(cpu_s=0), dict(cpu_s=7.0), dict(mem_mb=1), dict(profile="evil"):
-        pytest.raises(ValueError, Sandbox, **options)
+        pytest.raises(UserError, Sandbox, **options)
     monkeypatch.setattr(verifier, "CANARY", "def f(name): return 'ALLOWED'")
-    pytest.raises(ValueError, Sandbox, workers=1).match("open a file .ALLOWED")
+    pytest.raises(UserError, Sandbox, workers=1).match("open a file .ALLOWED")
 
 
 DEAF = """import signal

@@ -5,6 +5,7 @@ import ast
 import pytest
 from proposals import CHAT, judge, outcome
 
+from infra.errors import Refused
 from sandbox.values import decode, encode
 from tasks import TASK_TYPES
 from tasks.base import Reject, Task
@@ -124,7 +125,7 @@ def test_a_program_is_changed_by_its_last_line_at_most():
         added = "" if "count" not in program else "\nf = count"
         assert callable_as_f(program) == program + added
     for usage in "print(f(1))", "x = 1", "def g():\n    return f(1)", "class A:\n    def f(self): pass", "def f(":
-        with pytest.raises(ValueError, match="no_entry|syntax"):
+        with pytest.raises(Refused, match="no_entry|syntax"):
             callable_as_f(usage)
 
 
@@ -192,7 +193,7 @@ def test_a_value_is_what_python_reads(text, value):
 @pytest.mark.parametrize("text", ["", "# 1", "x", "x = 1", "f(1)", "1\n2", "...", "1 + 1", "[*[1]]", "{**{}}", "{[1]}", "{{}: 1}", "{(1, [2]): 3}", "{set()}",
                                   "1), (2", "0x" + "f" * 4000, "[" * 30 + "]" * 30, "\0", "\ud800"])
 def test_what_is_no_literal_is_no_value(text):
-    with pytest.raises(ValueError):
+    with pytest.raises(Refused):
         value_text(text)
 
 

@@ -14,6 +14,7 @@ from proposals import CHAT, MICRO, fate, outcome
 
 import config
 import tasks
+from infra.errors import UserError
 from micro import data
 from sandbox.values import decode
 from tasks import TASK_TYPES, prompts, read_tasks
@@ -211,5 +212,5 @@ def test_the_pages_task_type_is_played(sortwords, sandbox):
 
 def test_a_kind_without_template_is_refused_before_the_run(sortwords):
     said = "--task-types sortwords: prompts.py has no template of it for the micro prompt format"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(UserError, match=said):
         config.resolve_config(config.Config(task_types="code_o,sortwords"), "micro")

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from infra.errors import UserError
 from tasks import TASK_TYPES
 from tasks.prompts import FORMATS, Prompt, chat_text, render, template
 
@@ -30,7 +31,7 @@ def test_thinking_is_the_prompt_formats_choice(base, monkeypatch):
 def test_a_template_that_raises_is_one_sentence(base, monkeypatch, template):
     """It is a program of the base's makers, and raises what it likes."""
     monkeypatch.setattr(base.tokenizer, "chat_template", template)
-    with pytest.raises(ValueError, match="chat template makes no prompt .*take the prompt format base"):
+    with pytest.raises(UserError, match="chat template makes no prompt .*take the prompt format base"):
         render(Prompt("Why?"), "chat", base.tokenizer)
 
 
@@ -45,7 +46,7 @@ def test_a_template_without_the_switch_passes_over_it(base, monkeypatch):
 def test_every_type_has_words_or_is_refused(prompt_format):
     for name, phase in itertools.product(TASK_TYPES, ("propose", "solve")):
         if name == "proof" and prompt_format == "micro":
-            with pytest.raises(ValueError, match="no template of it for the micro prompt format"):
+            with pytest.raises(UserError, match="no template of it for the micro prompt format"):
                 template(name, prompt_format, phase)
         else:
             assert template(name, prompt_format, phase).user

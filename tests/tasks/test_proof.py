@@ -6,6 +6,7 @@ import pytest
 from proposals import CHAT, judge, outcome
 
 import config
+from infra.errors import Refused, UserError
 from tasks import TASK_TYPES, proof
 from tasks.base import Task
 
@@ -69,7 +70,7 @@ def test_a_long_proof_is_refused_and_costs_little(sandbox):
     assert PROOF.statements(proposed(sandbox, swapped(98)).program) == 100
     assert proposed(sandbox, swapped(100)) == "too_long"
     doubles = "".join(f"Z{letter}{letter}B" for letter in "CDEFGHIJKLMNOPQRST")
-    with pytest.raises(ValueError, match="too many symbols .in the proof of theorem"):
+    with pytest.raises(Refused, match="too many symbols .in the proof of theorem"):
         proof.check(proof.load("prop.mm").fresh(), "theorem $p |- p", f"( wi ) AAB{doubles}")
 
 
@@ -107,10 +108,10 @@ def test_theories_are_refused_by_name(tmp_path):
     for i, (text, why) in enumerate(texts.items()):
         file = tmp_path / f"{i}.mm"
         file.write_text(text)
-        with pytest.raises(ValueError, match="--theory") as caught:
+        with pytest.raises(UserError, match="--theory") as caught:
             proof.load(str(file))
         assert why in str(caught.value), text[:100]
-    with pytest.raises(ValueError, match="--theory none.mm: .*bundled are miu.mm, prop.mm"):
+    with pytest.raises(UserError, match="--theory none.mm: .*bundled are miu.mm, prop.mm"):
         config.resolve_config(config.Config(task_types="proof", theory="none.mm"), "chat")
     assert config.resolve_config(config.Config(theory="none.mm"), "chat"), "without proofs, no theory is read"
 

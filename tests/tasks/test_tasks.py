@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from proposals import CHAT, MICRO, fate, judge, outcome
 
+from infra.errors import UserError
 from sandbox.values import encode
 from tasks import IDENTITY, TASK_TYPES, read_tasks, validation
 from tasks.base import Proposal, Reject, Task
@@ -328,7 +329,7 @@ def test_files_hold_tasks_of_every_kind(tmp_path, sandbox):
         ("prop.mm", "theorem $p |- ( p -> p )"), ("miu.mm", "theorem $p |- M I I")]
     assert fate(sandbox, others[-1]) == "other_theory"
     assert [fate(sandbox, IDENTITY, limits).outputs for limits in (MICRO, CHAT)] == [("[1,2,3]",)] * 2
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         read_tasks(tmp_path / "absent.jsonl")
 
 
@@ -340,7 +341,7 @@ def test_files_hold_tasks_of_every_kind(tmp_path, sandbox):
 def test_files_are_refused_by_their_line(tmp_path, row, why):
     path = tmp_path / "seeds.jsonl"
     path.write_text(json.dumps(ROWS[0]) + "\n" + row)
-    with pytest.raises(ValueError, match=f"line 2.*{why}"):
+    with pytest.raises(UserError, match=f"line 2.*{why}"):
         read_tasks(path)
 
 

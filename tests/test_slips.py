@@ -1,0 +1,79 @@
+"""A slip in what somebody has just written into the source ends a run with a traceback that points at its line; once it is
+mended, the run goes on."""
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_run import play, rows, words
+
+import config
+from infra.errors import Refused, UserError
+from tasks.base import REASONS, Reject
+
+ROOT = Path(config.__file__).parent
+FLAGS = dict(steps=1, pop=4, n_prompts=1, proposals_per_prompt=8, samples_per_task=2, max_new_tokens=48, n_heldout=0, evolve_every=1,
+             evolve="copy", grace=0, probe_every=0, save_every=1, name="run")
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+# file -> what is written at its end, the line that fails, and what Python says of it
+SLIPS = {
+    "rewards.py": ('def slip(outcome):\n    return max([])\n\n\nTEACHER_REWARDS["difficulty"] = slip\n', "return max([])",
+                   "ValueError: max() "),
+    "tasks/code.py": ('class Mine(Deduction):\n    def read(self, written, few_shot, limits):\n        return int("x")\n\n\n'
+                      "Deduction = Mine\n", 'return int("x")', "ValueError: invalid literal for int()"),
+    "operators.py": ('def slip(parents, gen):\n    return {}["x"]\n\n\nOPERATORS["copy"] = Operator(slip, 1)\n', 'return {}["x"]',
+                     "KeyError: 'x'")}
+
+
+@pytest.fixture(scope="module")
+def begun(micro_base, tmp_path_factory) -> Path:
+    """A run of one step, saved."""
+    return play(base=micro_base, out=tmp_path_factory.mktemp("runs"), **FLAGS)
+
+
+@pytest.mark.parametrize("n_processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("file", ["rewards.py", "tasks/code.py", pytest.param("operators.py", marks=pytest.mark.slow)])
+def test_a_slip_is_a_traceback_and_the_run_goes_on(begun, micro_base, tmp_path, file, n_processes):
+    source = shutil.copytree(ROOT, tmp_path / "source",
+                             ignore=shutil.ignore_patterns(".*", "tests", "out", "base", "phase1", "__pycache__"))
+    run = shutil.copytree(begun, tmp_path / "run")
+    written, line, said = SLIPS[file]
+    with open(source / file, "a") as f:
+        f.write("\n\n" + written)
+    flags = words(resume=run, steps=2)
+    done = subprocess.run([sys.executable, *TORCHRUN * (n_processes == 2), "train.py", *flags], cwd=source, capture_output=True,
+                          text=True, timeout=180, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 1, done.stderr
+    number = (source / file).read_text().splitlines().index(next(x for x in written.splitlines() if line in x)) + 1
+    where = f'File "{source / file}", line {number}, in {"read" if "tasks" in file else "slip"}'
+    assert where in done.stderr and line in done.stderr and said in done.stderr, done.stderr
+    assert len(rows(run)) == 1, "the step that failed left no line"
+    play(**FLAGS | dict(base=micro_base, resume=run, steps=2))
+    assert [row["step"] for row in rows(run)] == [0, 1] and (run / "step_2" / "state.json").exists()
+
+
+@pytest.mark.parametrize("raised", [ValueError("syntax"), KeyError("syntax"), UserError("syntax")], ids=repr)
+def test_a_parser_refuses_on_purpose_only(raised):
+    """The name of a reason in some other exception is no refusal."""
+    def parse(text: str) -> None:
+        raise raised
+
+    with pytest.raises(type(raised)):
+        Reject.unless(parse, "text")
+
+
+def test_a_refusal_has_a_known_reason():
+    def parse(reason: str) -> None:
+        raise Refused(reason)
+
+    assert Reject.unless(parse, "too_long: 9000 characters") == Reject("too_long") and "too_long" in REASONS
+    with pytest.raises(AssertionError, match="validation.REASONS: add it there"):
+        Reject.unless(parse, "i_do_not_like_it")
+
+
+def test_neither_kind_is_one_of_pythons():
+    """So that no `except ValueError` around a library's call takes them for something else."""
+    for kind in UserError, Refused:
+        assert kind.__bases__ == (Exception,)
