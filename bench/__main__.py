@@ -22,7 +22,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from bench import card, engine, speedrun, verifier
 
-# name: what returns figures, and its flags as argparse takes them
 COMMANDS = card.COMMANDS | verifier.COMMANDS | engine.COMMANDS | speedrun.COMMANDS
 
 
@@ -31,10 +30,10 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m bench", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     subs = p.add_subparsers(dest="command", required=True)
-    for name, (function, flags) in COMMANDS.items():
-        command = subs.add_parser(name, help=function.__doc__)
-        for flag, given in flags.items():
-            command.add_argument(flag, **given)
+    for name, command in COMMANDS.items():
+        sub = subs.add_parser(name, help=command.work.__doc__)
+        for flag, given in command.flags.items():
+            sub.add_argument(flag, **given)
     return p
 
 
@@ -42,7 +41,7 @@ def main() -> None:
     """Run a command, print its figures as a line of JSON."""
     args = parser().parse_args()
     try:
-        figures = COMMANDS[args.command][0](args)
+        figures = COMMANDS[args.command].work(args)
     except UserError as error:
         parser().exit(2, f"bench {args.command}: {error}\n")
     print(json.dumps(dict(command=args.command, **figures)))

@@ -36,68 +36,107 @@ class Check:
 
 def relative_rms(x: torch.Tensor, wanted: torch.Tensor) -> float:
     """Root mean square of x - wanted, divided by that of wanted; in float64 on the CPU."""
-    x, wanted = x.detach().cpu().double(), wanted.detach().cpu().double()
+    x = x.detach().cpu().double()
+    wanted = wanted.detach().cpu().double()
     return ((x - wanted).norm() / wanted.norm()).item()
+
+
+def share_that_differs(x: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Share of the elements that are not the wanted ones."""
+    return (x != wanted).float().mean().item()
 
 
 def sampling(base: Base) -> list[Check]:
     """Tokens drawn from the whole vocabulary, against float64 on the CPU."""
-    gen, device = torch.Generator().manual_seed(0), base.model.embedding.device
-    logits = torch.randn(64, base.model.cfg.vocab_size, generator=gen) * 3
+    gen = torch.Generator().manual_seed(0)
+    device = base.model.embedding.device
+    logits = torch.randn(64, base.model.cfg.vocab_size, generator=gen) * 3          # (N, V)
     u = torch.rand(64, generator=gen)
     ids, logp = sample(logits.to(device), 1.0, u.to(device))
+    ids = ids.cpu()
     exact = logits.double().log_softmax(-1)
     cdf = exact.exp().cumsum(-1)
-    wanted = torch.searchsorted(cdf, u.double()[:, None] * cdf[:, -1:], right=True).squeeze(1)
-    differ, others = [(x != wanted).float().mean().item() for x in (ids.cpu(), wanted.roll(1))]
-    at = exact.gather(1, ids.cpu()[:, None]).squeeze(1)
-    return [Check("sampled tokens against float64 (share that differs)", differ, SHARE, others),
-            Check("their log-probabilities", relative_rms(logp, at), 1e-5, relative_rms(logp.roll(1), at))]
+    place = u.double()[:, None] * cdf[:, -1:]       # the last sum is 1 but for a rounding
+    wanted = torch.searchsorted(cdf, place, right=True).squeeze(1)
+    wanted_logp = exact.gather(1, ids[:, None]).squeeze(1)
+    # The wrong answers are those of the row before.
+    tokens = Check(
+        "sampled tokens against float64 (share that differs)",
+        error=share_that_differs(ids, wanted),
+        bound=SHARE,
+        control=share_that_differs(wanted.roll(1), wanted))
+    probabilities = Check(
+        "their log-probabilities",
+        error=relative_rms(logp, wanted_logp),
+        bound=1e-5,
+        control=relative_rms(logp.roll(1), wanted_logp))
+    return [tokens, probabilities]
 
 
 def row_logp(base: Base, adapters: Adapters, rollout: Rollout, i: int, shift: int = 0) -> torch.Tensor:
     """Log-probabilities of row i's answer, run at once and alone; shift: by a wrong member."""
-    prompt, end = int(rollout.prompt_len[i]), int(rollout.length[i])
-    ids, member = rollout.ids[i:i + 1, :end], (rollout.member[i:i + 1] + shift) % adapters.n_members
-    logits = base.model.logits(base.model(ids, lora=adapters.route(member, base.model.embedding.dtype)))
+    prompt = int(rollout.prompt_len[i])
+    end = int(rollout.length[i])
+    ids = rollout.ids[i:i + 1, :end]                                        # (1, T)
+    member = (rollout.member[i:i + 1] + shift) % adapters.n_members
+    lora = adapters.route(member, base.model.embedding.dtype)
+    logits = base.model.logits(base.model(ids, lora=lora))                  # (1, T, V)
     logp = logits[0, prompt - 1:-1].float().log_softmax(-1)
     return logp.gather(1, ids[0, prompt:, None]).squeeze(1)
+
+
+@torch.no_grad()
+def all_logp(base: Base, adapters: Adapters, rollout: Rollout, shift: int = 0) -> torch.Tensor:
+    """Those of all rows, one after the other."""
+    rows = [row_logp(base, adapters, rollout, i, shift) for i in range(len(rollout.ids))]
+    return torch.cat(rows)
 
 
 def decoding(base: Base, adapters: Adapters, prompt: int, new: int) -> list[Check]:
     """Decoding token by token while rows come and go, against rows run at once; CUDA graphs against none."""
     rollout = drawn(base, adapters, prompt=prompt, new=new)
-    with torch.no_grad():
-        rows = range(len(rollout.ids))
-        wanted, wrong = [torch.cat([row_logp(base, adapters, rollout, i, shift) for i in rows])
-                         for shift in (0, 1)]
-    error = relative_rms(rollout.logp[rollout.mask], wanted)
-    bound = BOUNDS[base.model.embedding.dtype]
-    checks = [Check("decoding with refill against rows at once", error, bound, relative_rms(wrong, wanted))]
-    if base.graphs:
-        plain = drawn(dataclasses.replace(base, graphs=False), adapters, prompt=prompt, new=new)
-        T = min(plain.ids.shape[1], rollout.ids.shape[1])
-        differ = (plain.ids[:, :T] != rollout.ids[:, :T])[plain.mask[:, :T]].float().mean().item()
-        checks.append(Check("CUDA graphs against none (share of tokens that differ)", differ, SHARE))
-    return checks
+    wanted = all_logp(base, adapters, rollout)
+    wrong = all_logp(base, adapters, rollout, shift=1)
+    refill = Check(
+        "decoding with refill against rows at once",
+        error=relative_rms(rollout.logp[rollout.mask], wanted),
+        bound=BOUNDS[base.model.embedding.dtype],
+        control=relative_rms(wrong, wanted))
+    if not base.graphs:
+        return [refill]
+    plain = drawn(dataclasses.replace(base, graphs=False), adapters, prompt=prompt, new=new)
+    T = min(plain.ids.shape[1], rollout.ids.shape[1])
+    mask = plain.mask[:, :T]
+    differ = share_that_differs(plain.ids[:, :T][mask], rollout.ids[:, :T][mask])
+    return [refill, Check("CUDA graphs against none (share of tokens that differ)", differ, SHARE)]
+
+
+def take_gradients(adapters: Adapters) -> list[torch.Tensor]:
+    """Each member's gradient as one vector on the CPU; .grad is empty afterwards."""
+    parts = [[] for _ in range(adapters.n_members)]
+    for x in adapters.parameters():
+        for p, own in enumerate(parts):
+            own.append(x.grad[p].detach().flatten().cpu())
+        x.grad = None
+    return [torch.cat(own) for own in parts]
 
 
 def gradients(base: Base, adapters: Adapters, n_tokens: int) -> list[Check]:
     """A packed micro-batch of three members against row by row by the loss as defined: the worst error."""
-    def by_member() -> list[torch.Tensor]:
-        parameters = adapters.parameters()
-        return [torch.cat([x.grad[p].detach().flatten().cpu() for x in parameters]) for p in range(3)]
     n = n_tokens // 8
     rollout = fixed_rollout(base, [0, 0, 1, 1, 1, 1, 2, 2], n // 2, n - n // 2, 2)
     batch, adv = batch_of(rollout)
     cfg = dataclasses.replace(rl.DEFAULT, tokens_per_microbatch=n_tokens)
     rl.accumulate(rl.Objective(base, adapters, batch, adv, cfg))
-    ours, weight = by_member(), adv * rl.token_weight(rollout)
-    for p in adapters.parameters():
-        p.grad = None
+    ours = take_gradients(adapters)
+    weight = adv * rl.token_weight(rollout)
     for i in range(len(rollout.ids)):
-        (-weight[i] * row_logp(base, adapters, rollout, i).sum()).backward()
-    wanted = by_member()
-    error = max(relative_rms(x, y) for x, y in zip(ours, wanted))
-    bound = 2 * BOUNDS[base.model.embedding.dtype]                  # both are rounded
-    return [Check(f"gradients of {n_tokens} tokens", error, bound, relative_rms(ours[0], wanted[1]))]
+        loss = -weight[i] * row_logp(base, adapters, rollout, i).sum()
+        loss.backward()
+    wanted = take_gradients(adapters)
+    check = Check(
+        f"gradients of {n_tokens} tokens",
+        error=max(relative_rms(ours[p], wanted[p]) for p in range(3)),
+        bound=2 * BOUNDS[base.model.embedding.dtype],               # both are rounded
+        control=relative_rms(ours[0], wanted[1]))
+    return [check]

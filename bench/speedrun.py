@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 
 import train
+from bench.workload import Command
 from config import parse_args
 
 GOAL = 0.70
@@ -21,13 +22,17 @@ MEASURES = {"mean": statistics.fmean, "best": max}
 def accuracy(row: dict, measure: str) -> float:
     """The students' greedy accuracy on the held-out tasks at a step's probe, their mean or the best one's; 0
     without a probe."""
-    return MEASURES[measure](row.get("heldout_greedy", {}).values() or [0])
+    students = row.get("heldout_greedy")
+    if not students:
+        return 0
+    return MEASURES[measure](students.values())
 
 
 def tokens_before(rows: list[dict], measure: str) -> int | None:
     """Tokens of proposals and attempts before the first probe at the goal; None where none is."""
     tokens = probed = 0
-    for row in rows:                        # a probe comes before its step's update
+    for row in rows:
+        # A probe comes before its step's update: the tokens of the steps before it count.
         if accuracy(row, measure) >= GOAL:
             return tokens
         probed += row.get("probe_tokens", 0)
@@ -47,29 +52,45 @@ def tokens_to_goal(flags: list[str]) -> dict[str, int | None]:
     return {measure: tokens_before(rows, measure) for measure in MEASURES}
 
 
+def output_tasks(path: Path) -> Path:
+    """A file of the held-out output tasks: unseen task types cost as much again and decide nothing."""
+    lines = [line for line in HELDOUT.open() if json.loads(line)["kind"] == "code_o"]
+    path.write_text("".join(lines))
+    return path
+
+
+def run(args: argparse.Namespace, seed: int, asked: Path) -> dict[str, int | None]:
+    """One training run, its output in a file; measure -> tokens before it was at the goal."""
+    flags = [*RULES, "--out", str(args.out), "--name", f"seed_{seed}", "--seed", str(seed)]
+    flags += ["--heldout", str(asked), *args.train[1:]]
+    with open(args.out / f"seed_{seed}.log", "w") as log, contextlib.redirect_stdout(log):
+        return tokens_to_goal(flags)
+
+
+def summed_up(by_seed: dict[int, int | None]) -> dict:
+    """The tokens of a measure's runs, and their mean where all of them got there."""
+    reached = [n for n in by_seed.values() if n is not None]
+    mean = None
+    if len(reached) == len(by_seed):
+        mean = round(statistics.fmean(reached))
+    return dict(tokens=by_seed, reached=len(reached), mean_of_seeds=mean)
+
+
 def speedrun(args: argparse.Namespace) -> dict:
     """Tokens until the students' mean accuracy is .70, and until the best one's; all runs must get there."""
-    tokens = {measure: {} for measure in MEASURES}
     args.out.mkdir(parents=True, exist_ok=True)
-    asked = args.out / "heldout.jsonl"      # unseen task types cost as much again and decide nothing
-    asked.write_text("".join(row for row in HELDOUT.open() if json.loads(row)["kind"] == "code_o"))
+    asked = output_tasks(args.out / "heldout.jsonl")
+    tokens = {measure: {} for measure in MEASURES}
     for seed in range(args.seeds):
-        flags = [*RULES, "--out", str(args.out), "--name", f"seed_{seed}", "--seed", str(seed),
-                 "--heldout", str(asked), *args.train[1:]]
-        with open(args.out / f"seed_{seed}.log", "w") as log, contextlib.redirect_stdout(log):
-            found = tokens_to_goal(flags)
+        found = run(args, seed, asked)
         for measure, n in found.items():
             tokens[measure][seed] = n
         print(f"seed {seed}: mean {found['mean']} tokens, best {found['best']} tokens", flush=True)
-    figures = {}
-    for measure, by_seed in tokens.items():
-        reached = [n for n in by_seed.values() if n is not None]
-        mean = round(statistics.fmean(reached)) if len(reached) == args.seeds else None
-        figures[measure] = dict(tokens=by_seed, reached=len(reached), mean_of_seeds=mean)
-    return figures
+    return {measure: summed_up(by_seed) for measure, by_seed in tokens.items()}
 
 
-COMMANDS = {"speedrun": (speedrun, {
+FLAGS = {
     "--seeds": dict(type=int, default=8, help="runs, of seeds 0, 1, ..."),
     "--out": dict(type=Path, default=Path("out/speedrun"), help="where the runs go"),
-    "train": dict(nargs=argparse.REMAINDER, help="-- and the flags of train.py that are tried")})}
+    "train": dict(nargs=argparse.REMAINDER, help="-- and the flags of train.py that are tried")}
+COMMANDS = {"speedrun": Command(speedrun, FLAGS)}

@@ -1,9 +1,11 @@
 """verifier: programs a second beside `python -c`."""
+import argparse
 import statistics
 import subprocess
 import sys
+from functools import partial
 
-from bench.workload import ratio, show, take_turns, timed
+from bench.workload import Case, Command, ratio, show, take_turns
 from verifier import Job, Sandbox
 
 PROGRAM = "def f(x):\n    return x + NUMBER"            # NUMBER is another one in every program
@@ -11,8 +13,9 @@ PROGRAM = "def f(x):\n    return x + NUMBER"            # NUMBER is another one 
 
 def verify_all(verifier: Sandbox, n: int) -> None:
     """Verify n trivial programs."""
-    verdicts = verifier.run([Job(PROGRAM.replace("NUMBER", str(i)), ("1",)) for i in range(n)])
-    assert [verdict.outputs for verdict in verdicts] == [(str(1 + i),) for i in range(n)]
+    jobs = [Job(PROGRAM.replace("NUMBER", str(i)), ("1",)) for i in range(n)]
+    for i, verdict in enumerate(verifier.run(jobs)):
+        assert verdict.outputs == (str(i + 1),)
 
 
 def run_all(n: int) -> None:
@@ -23,19 +26,23 @@ def run_all(n: int) -> None:
         assert int(done.stdout) == i + 1
 
 
-def verify(args) -> dict:
+def verify(args: argparse.Namespace) -> dict:
     """The verifier, two workers, beside `python -c`, one program after another."""
-    few, rates = args.n // 20, {}
+    few = args.n // 20
     with Sandbox(workers=2) as verifier:
         verify_all(verifier, 50)                        # warm
-        seen = take_turns({"verifier": timed(lambda: verify_all(verifier, args.n)),
-                           "python -c": timed(lambda: run_all(few))}, args.repeats)
-    for (name, seconds), n in zip(seen.items(), (args.n, few)):
-        rates[name] = [n / s for s in seconds]
-        show(name, "per s", rates[name])
-    per_s = round(statistics.median(rates["verifier"]))
-    return dict(programs_per_s=per_s, x_python_c=ratio(*rates.values()))
+        ours = Case("verifier", partial(verify_all, verifier, args.n))
+        theirs = Case("python -c", partial(run_all, few))
+        seen = take_turns([ours, theirs], args.repeats)
+    rates = {}
+    for case, n in ((ours, args.n), (theirs, few)):
+        rates[case.name] = [n / seconds for seconds in seen[case.name]]
+        show(case.name, "per s", rates[case.name])
+    per_s = round(statistics.median(rates[ours.name]))
+    return dict(programs_per_s=per_s, x_python_c=ratio(rates[ours.name], rates[theirs.name]))
 
 
-COMMANDS = {"verifier": (verify, {"--n": dict(type=int, default=400, help="programs per repeat"),
-                                  "--repeats": dict(type=int, default=5)})}
+FLAGS = {
+    "--n": dict(type=int, default=400, help="programs per repeat"),
+    "--repeats": dict(type=int, default=5)}
+COMMANDS = {"verifier": Command(verify, FLAGS)}

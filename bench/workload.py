@@ -1,7 +1,11 @@
 """What is measured, bases of a shape, populations, prompts; and how: in turns, as medians and ratios."""
+import argparse
 import dataclasses
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,35 +19,65 @@ from model import Base, Model, ModelConfig
 POP = 8
 # Qwen2.5-Coder's sizes of the same names, and the bundled base's.
 SHAPES = {
-    "7b": ModelConfig(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
-                      num_attention_heads=28, num_key_value_heads=4),
-    "1.5b": ModelConfig(vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-                        num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True),
-    "0.5b": ModelConfig(vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
-                        num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True),
+    "7b": ModelConfig(
+        vocab_size=152064,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4),
+    "1.5b": ModelConfig(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        tie_word_embeddings=True),
+    "0.5b": ModelConfig(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True),
     "micro": ModelConfig(vocab_size=VOCAB, **SHAPE)}
 
 
-def timed(work):
-    """A function that does the work and returns its seconds."""
-    def run() -> float:
+@dataclass(frozen=True)
+class Command:
+    """What `python -m bench NAME` calls, which returns figures, and its flags as argparse takes them."""
+    work: Callable[[argparse.Namespace], dict]
+    flags: dict[str, dict]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One of the ways that a command compares: its name and the work, a function without arguments."""
+    name: str
+    work: Callable[[], object]
+
+    def seconds(self) -> float:
+        """Does the work once, and waits for the card to end it."""
         start = time.perf_counter()
-        work()
+        self.work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.perf_counter() - start
-    return run
 
 
-def take_turns(ways: dict, repeats: int, seconds: float = float("inf")) -> dict[str, list]:
-    """{name: function()} -> {name: results of the repeats}, forwards, backwards, ..., while time is left."""
-    seen = {name: [] for name in ways}
+def take_turns(cases: list[Case], repeats: int, seconds: float = float("inf")) -> dict[str, list[float]]:
+    """{name: seconds of the repeats}; the cases run forwards, backwards, ..., while time is left."""
+    seen = {case.name: [] for case in cases}
     start = time.perf_counter()
     for i in range(repeats):
-        if i and (time.perf_counter() - start) * (i + 1) / i > seconds:
+        used = time.perf_counter() - start
+        if i and used * (i + 1) / i > seconds:      # one more would not be done in time
             break
-        for name in list(ways)[::-1 if i % 2 else 1]:
-            seen[name].append(ways[name]())
+        for case in cases:
+            seen[case.name].append(case.seconds())
+        cases = cases[::-1]
     return seen
 
 
@@ -55,11 +89,12 @@ def show(label: str, unit: str, values: list[float]) -> None:
 
 def ratio(above: list[float], below: list[float]) -> float:
     """Median over the repeats of above / below, to three digits."""
-    return float(f"{statistics.median(a / b for a, b in zip(above, below)):.3g}")
+    ratios = [a / b for a, b in zip(above, below)]
+    return float(f"{statistics.median(ratios):.3g}")
 
 
 @torch.no_grad()
-def random_base(shape: str, dtype: torch.dtype, device) -> Base:
+def random_base(shape: str, dtype: torch.dtype, device: torch.device | str) -> Base:
     """A base without tokenizer, drawn on the device; what passes through keeps its size."""
     with torch.device("meta"):
         model = Model(SHAPES[shape]).to(dtype)
@@ -75,19 +110,22 @@ def random_base(shape: str, dtype: torch.dtype, device) -> Base:
 
 def population(base: Base, rank: int, n: int = POP, std: float = .01) -> Adapters:
     """n members that all differ from the base by a few percent of its activations."""
-    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=base.model.embedding.device)
+    device = base.model.embedding.device
+    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=device)
     gen = torch.Generator().manual_seed(0)
     for p in range(n):
         adapters.init_member(p, gen)
         for _, B in adapters.masters.values():
-            B.data[p] = (torch.randn(B.shape[1:], generator=gen) * std).to(B)
+            drawn = torch.randn(B.shape[1:], generator=gen) * std           # on the CPU, as gen is
+            B.data[p] = drawn.to(B)
     return adapters
 
 
 def prompts_of(base: Base, rows: int, length: int) -> list[list[int]]:
     """Random token ids, the same on every call."""
     gen = torch.Generator().manual_seed(1)
-    return torch.randint(10, base.model.cfg.vocab_size, (rows, length), generator=gen).tolist()
+    ids = torch.randint(10, base.model.cfg.vocab_size, (rows, length), generator=gen)
+    return ids.tolist()
 
 
 def members_of(rows: int) -> list[int]:
@@ -95,51 +133,71 @@ def members_of(rows: int) -> list[int]:
     return [i * POP // rows for i in range(rows)]
 
 
-def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], members: list[int], new: int,
-            n: int = 1):
-    """A function that decodes n answers of `new` tokens to each prompt in one batch and returns its seconds.
-    With new = 1 it runs the prompts alone: their last states give the first token."""
-    base, rows = dataclasses.replace(base, eos_ids=()), len(prompts) * n        # no answer ends by itself
-    sampling = SamplingParams(n, max_new_tokens=new, rollout_batch=rows)
-    asked = Prompts(prompts, members, [(7, i) for i in range(rows)])
+def keys_of(rows: int) -> list[tuple[int, int]]:
+    """The random key of each row's answer."""
+    return [(7, i) for i in range(rows)]
 
-    @timed
-    def run() -> None:
-        rollout = generate(base, adapters, asked, sampling)
-        assert int(rollout.n_tokens.sum()) == new * rows
-    return run
+
+def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], members: list[int], new: int,
+            n: int = 1) -> Callable[[], None]:
+    """A function that decodes n answers of `new` tokens to each prompt in one batch. With new = 1 it runs the
+    prompts alone: their last states give the first token."""
+    rows = len(prompts) * n
+    endless = dataclasses.replace(base, eos_ids=())                 # no answer ends by itself
+    sampling = SamplingParams(n, max_new_tokens=new, rollout_batch=rows)
+    return partial(decode_all, endless, adapters, Prompts(prompts, members, keys_of(rows)), sampling)
+
+
+def decode_all(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: SamplingParams) -> None:
+    """One rollout, every answer of which has its full length."""
+    rollout = generate(base, adapters, prompts, sampling)
+    assert int(rollout.n_tokens.sum()) == sampling.max_new_tokens * sampling.rollout_batch
 
 
 def drawn(base: Base, adapters: Adapters, prompt: int = 40, new: int = 24) -> Rollout:
     """Two answers a prompt, of several lengths, in half as many places: rows come and go in any order."""
-    base = dataclasses.replace(base, eos_ids=tuple(range(0, base.model.cfg.vocab_size, 16)))
-    prompts = prompts_of(base, 2 * adapters.n_members, prompt)
-    prompts = [ids[:prompt - prompt // 20 * i] for i, ids in enumerate(prompts)]
-    members, rows = [i % adapters.n_members for i in range(len(prompts))], len(prompts) * 2
-    sampling = SamplingParams(2, max_new_tokens=new, rollout_batch=rows // 2)
-    return generate(base, adapters, Prompts(prompts, members, [(7, i) for i in range(rows)]), sampling)
+    often = tuple(range(0, base.model.cfg.vocab_size, 16))
+    base = dataclasses.replace(base, eos_ids=often)                 # one token in 16 ends an answer
+    prompts = []
+    members = []
+    for i, ids in enumerate(prompts_of(base, 2 * adapters.n_members, prompt)):
+        prompts.append(ids[:prompt - prompt // 20 * i])
+        members.append(i % adapters.n_members)
+    sampling = SamplingParams(2, max_new_tokens=new, rollout_batch=len(prompts))
+    return generate(base, adapters, Prompts(prompts, members, keys_of(2 * len(prompts))), sampling)
 
 
 def fixed_rollout(base: Base, members: list[int], prompt: int, new: int, attempts: int) -> Rollout:
     """Rows of arbitrary tokens, equally long, so many attempts at each prompt, log-probabilities 0."""
-    device, rows = base.model.embedding.device, len(members)
+    device = base.model.embedding.device
+    rows = len(members)
     ids = torch.tensor(prompts_of(base, rows, prompt + new), device=device)
-    ids[:, :prompt] = ids[torch.arange(rows, device=device) // attempts * attempts, :prompt]
-    return Rollout(ids, torch.full((rows,), prompt, device=device),
-                   torch.full((rows,), prompt + new, device=device), torch.zeros(ids.shape, device=device),
-                   torch.tensor(members, device=device))
+    first = torch.arange(rows, device=device) // attempts * attempts        # of the rows with its prompt
+    ids[:, :prompt] = ids[first, :prompt]
+    return Rollout(
+        ids,
+        prompt_len=torch.full((rows,), prompt, device=device),
+        length=torch.full((rows,), prompt + new, device=device),
+        logp=torch.zeros(ids.shape, device=device),
+        member=torch.tensor(members, device=device))
 
 
 def batch_of(rollout: Rollout) -> tuple[rl.Batch, torch.Tensor]:
     """A rollout as a batch of one group, and advantages (N,) of which none is 0."""
-    device, n = rollout.ids.device, len(rollout.ids)
+    device = rollout.ids.device
+    n = len(rollout.ids)
     adv = torch.linspace(-1, 1, n, device=device) + .01
     column = torch.zeros(n, dtype=torch.int64, device=device)
     return rl.Batch(rollout, adv, column, column, column), adv
 
 
-def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int):
-    """A function that accumulates the joint gradient and returns its seconds."""
+def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int) -> Callable[[], object]:
+    """A function that accumulates the joint gradient in micro-batches of at most `budget` tokens."""
     batch, adv = batch_of(rollout)
     cfg = dataclasses.replace(rl.DEFAULT, tokens_per_microbatch=budget)
-    return timed(lambda: rl.accumulate(rl.Objective(base, adapters, batch, adv, cfg)))
+    return partial(accumulate, base, adapters, batch, adv, cfg)
+
+
+def accumulate(*given: object) -> None:
+    """The gradient of an rl.Objective of these."""
+    rl.accumulate(rl.Objective(*given))

@@ -6,7 +6,7 @@ from bench.__main__ import COMMANDS, parser
 
 def figures_of(*words) -> dict:
     args = parser().parse_args([*map(str, words), "--repeats", "1"])
-    return COMMANDS[args.command][0](args)
+    return COMMANDS[args.command].work(args)
 
 
 @pytest.mark.parametrize("command, names", [("decode", {"pop8", "pop1", "base"}), ("update", {"pop8", "pop1"}), ("step", {"pop8", "pop1"})])
