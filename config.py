@@ -4,6 +4,7 @@ import datetime
 from dataclasses import Field, dataclass, field, fields, replace
 
 from infra.errors import UserError, demand
+from lora import TARGETS
 from operators import OPERATORS, n_children
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES
@@ -11,8 +12,7 @@ from tasks.prompts import FORMATS, template
 from tasks.proof import load
 from trueskill_lite import RATINGS
 
-# Legal values whose meaning stands in modules that import this one: lora.py, evolve.py, rl.py.
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+# Legal values whose meaning stands in modules that import this one: evolve.py, rl.py, measure/.
 MATCHING = ("pfsp", "uniform", "hard", "round-robin", "all")
 EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
 NORMALIZE = ("member", "kind", "off")

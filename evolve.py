@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import torch
 
-from config import TARGETS, numbers_of
+from config import numbers_of
 from infra.errors import UserError, demand
 from infra.files import demand_fields
-from lora import Adapters
+from lora import TARGETS, Adapters
 from operators import BY_NAME, CROSSOVERS, EXACT, MUTATIONS, OPERATORS, adapter_cosines, dw_norm, n_children
 from trueskill_lite import Rating
 from weights import load_peft, read_peft, save_peft

@@ -25,10 +25,11 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 
-from config import TARGETS
 from infra.errors import demand
 from infra.gpu import send
 
+# The linear layers of a block that can carry adapters, by the names that Hugging Face gives them
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]      # layer path -> A (R, in), B (out, R)
 DENSE = 16                 # members up to which single tokens take the dense product
 

@@ -23,11 +23,11 @@ PLAN = {
     "rewards": "",
     "trueskill_lite": "",
     "operators": "",
-    "config": "infra tasks rewards trueskill_lite operators",
     "attention": "infra",
     "model": "infra attention",
-    "lora": "infra config",
-    "weights": "infra config model lora",
+    "lora": "infra",
+    "weights": "infra model lora",
+    "config": "infra tasks rewards trueskill_lite operators lora",
     "generate": "infra attention model lora",
     "pack": "infra generate",
     "rl": "infra config model lora generate pack",
@@ -107,6 +107,23 @@ def test_no_circle():
     while free := {name for name, targets in left.items() if not targets & set(left)}:
         left = {name: targets for name, targets in left.items() if name not in free}
     assert not left, f"in a circle, or above one: {', '.join(sorted(left))}"
+
+
+def loaded_by(name: str) -> set[str]:
+    """The modules of ours that are in memory once a module is imported, with the packages that they lie in."""
+    found, left = set(), {name}
+    while left:
+        name = left.pop()
+        package = name.rpartition(".")[0]
+        found.add(name)
+        left |= (IMPORTS[name] | {package}) & set(SOURCES) - found
+    return found
+
+
+@pytest.mark.parametrize("name", ["lora", "weights", "model", "operators", "rewards", "trueskill_lite"])
+def test_a_part_of_the_engine_is_taken_alone(name):
+    """`import lora` in somebody's own project brings neither Metamath nor a sandbox along."""
+    assert len(loaded_by(name)) <= 8, sorted(loaded_by(name))
 
 
 def test_no_module_is_named_twice():

@@ -8,10 +8,9 @@ from tiny_base import cut, edit_json
 
 import evolve
 import weights
-from config import TARGETS
 from eval.common import stack
 from infra.errors import UserError
-from lora import Adapters, AdapterWeights
+from lora import TARGETS, Adapters, AdapterWeights
 from weights import load_peft, save_peft, weights_hash
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"

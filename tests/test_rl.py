@@ -7,10 +7,10 @@ import torch.multiprocessing as mp
 from batches import make_batch, pick, settings
 
 import rl
-from config import ALGORITHMS, TARGETS
+from config import ALGORITHMS
 from generate import Prompts, SamplingParams, generate
 from infra.distributed import Ranks
-from lora import Adapters
+from lora import TARGETS, Adapters
 from model import Base
 from pack import pack
 from rl import Adam

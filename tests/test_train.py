@@ -14,9 +14,9 @@ from tiny_run import play, rows, words
 
 import config
 import train
-from config import TARGETS
 from eval.population.runs import births_of
 from infra.errors import UserError
+from lora import TARGETS
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
 from report import page
 from report.run import RunLog

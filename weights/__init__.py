@@ -17,10 +17,9 @@ import torch.nn as nn
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from config import TARGETS
 from infra.errors import UserError, demand, explained
 from infra.precision import quantize
-from lora import Adapters, Factors
+from lora import TARGETS, Adapters, Factors
 from model import Base, Model, ModelConfig, rope_frequencies
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
