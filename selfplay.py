@@ -35,6 +35,7 @@ from verifier import Job, PortableVerifier, Sandbox, Verdict
 # Phases: the third number of a random key, (seed, step, phase, member, index). The update draws nothing.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)
 N_TRIAL = 24                    # tasks that the children of a --litter and their victim attempt
+N_PROBED = 32                   # members of a role that a probe asks, at most: all that the device must hold
 MATCHING_FLOOR = 0.1            # share of the uniform distribution in matching: exploration
 
 

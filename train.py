@@ -38,12 +38,12 @@ from config import FREE, Config, config_of_run, parse_args
 from evolve import ROLES, Member, members_of
 from infra.distributed import Ranks, leave
 from infra.gpu import memory
+from measure.metrics import HEADER, Step, line, measures, summary
+from measure.monitors import EXIT_HALTED, Halted, Monitors
+from measure.probes import probe
 from rl import Adam
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, task_rows
-from run.metrics import HEADER, Step, line, measures, summary
-from run.monitors import EXIT_HALTED, Halted, Monitors
 from run.platform import Interrupted, Signals, Stopwatch, environment
-from run.probes import probe
 from run.startup import flags_of_run, hash_base, keep_date, open_run, populate, prepare, show_plan
 from run.terminal import first_of_each, format_task, print_safely
 from selfplay import ProposalRecord, Setup

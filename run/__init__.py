@@ -1,1 +1,1 @@
-"""What a run needs and nobody studies."""
+"""What a run needs around the loop, and nobody studies: startup, checkpoint, directory, memory, signals."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+import selfplay
 from config import Config, config_of_run, for_new_tasks, resolve_config
 from evolve import ROLES, learning_rates
 from infra.distributed import Ranks
@@ -17,7 +18,6 @@ from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
 from model import Base
 from rl import Adam
-from run import probes
 from run.checkpoint import founders, restore
 from run.directory import LOGS, RunDir
 from run.memory import fitted, plan_table
@@ -86,7 +86,7 @@ def n_on_device(cfg: Config) -> int:
     """How many of them the device holds at a time: all, or with --matches those that play or are probed."""
     if not cfg.matches:
         return n_adapters(cfg)
-    return min(n_adapters(cfg), max(2 * cfg.matches, len(ROLES) * probes.N_PROBED))
+    return min(n_adapters(cfg), max(2 * cfg.matches, len(ROLES) * selfplay.N_PROBED))
 
 
 def base_name(cfg: Config) -> str:

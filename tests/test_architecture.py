@@ -34,15 +34,16 @@ PLAN = {
     "evolve": "infra config trueskill_lite operators lora weights",
     "selfplay": BELOW.removesuffix(" selfplay"),
     "run": BELOW,
+    "measure": f"{BELOW} run",
     "weights.__main__": BELOW,              # the command, which looks at all that a base is used for
-    "train": f"{BELOW} run",
+    "train": f"{BELOW} run measure",
     "nano": "tasks verifier",
     "report": "infra run.terminal",
     "micro": "infra sandbox micro.programs verifier tasks model weights generate",
-    "bench": f"{BELOW} run train micro",
-    "eval": f"{BELOW} run train micro",
-    "course": f"{BELOW} run",
-    "sample": f"{BELOW} run eval",
+    "bench": f"{BELOW} run measure train micro",
+    "eval": f"{BELOW} run measure train micro",
+    "course": f"{BELOW} run measure",
+    "sample": f"{BELOW} run measure eval",
 }
 ENTRIES = {"train", "nano"}                 # what starts a run is imported by nothing that a run is made of
 

@@ -10,8 +10,8 @@ import selfplay
 import train
 from evolve import Member
 from infra.errors import UserError
+from measure import metrics
 from rewards import TEACHER_REWARDS, Outcome
-from run import metrics
 from selfplay import ProposalRecord
 from tasks import TASK_TYPES, read_given
 from tasks.archive import WINDOW, Archive

@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from tiny_run import play, rows, timeless, words
 
 import config
+import selfplay
 import train
 from infra.errors import UserError
 from lora import Adapters
-from run import probes, startup
+from run import startup
 from run.checkpoint import RunDir, archive_at, members_at, restore
 from run.directory import LOGS
 from run.platform import Interrupted, Signals
@@ -132,7 +133,7 @@ def test_a_signal_waits_for_what_must_not_be_torn():
 
 def test_paging_changes_no_bit(flags, tmp_path, monkeypatch):
     """One of three teachers plays, one of three is probed: as with all members on the device, where nothing is copied."""
-    monkeypatch.setattr(probes, "N_PROBED", 1)
+    monkeypatch.setattr(selfplay, "N_PROBED", 1)
     few = play(**flags(tmp_path / "few", matches=1))
     for row in rows(few):
         measured = [name for name, m in row["members"].items() if "reward" in m]

@@ -7,12 +7,12 @@ those of unseen task types; the base also, sampled, the teachers' current tasks.
 import statistics
 from collections import Counter
 
+import selfplay
 from evolve import ROLES, Member, members_of
 from selfplay import BASE, PROBE, Attempts, ProposalRecord, Setup, attempt, make_rng, mean, solve_rate
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import reasoning
 
-N_PROBED = 32                       # members of a role that a probe asks, at most
 FROZEN_BASE = "base"                # its name among the members
 
 
@@ -89,7 +89,7 @@ def probe(s: Setup, members: list[Member], heldout: list[Task], unseen: list[Tas
     every = s.cfg.probe_every
     if not every or (step % every and step != s.cfg.steps - 1):
         return {}
-    asked = sample_members(s.cfg, members, step, N_PROBED)
+    asked = sample_members(s.cfg, members, step, selfplay.N_PROBED)
     players = s.adapters.here
     s.adapters.page_in(m.slot for m in asked)
     students = {m.name: m.slot for m in members_of(asked, "student")}

@@ -5,7 +5,7 @@ import pytest
 
 import selfplay
 from evolve import Member
-from run import metrics, probes
+from measure import metrics, probes
 from selfplay import Attempts
 from tasks.base import Task
 from tasks.prompts import reasoning

@@ -7,11 +7,11 @@ import torch
 
 from evolve import ROLES, Member, learning_rates, members_of
 from lora import Adapters
+from measure.probes import sample_members
 from operators import adapter_cosines
 from rewards import NOISE_MARGIN
 from rl import Batch
 from run.checkpoint import State
-from run.probes import sample_members
 from selfplay import ProposalRecord, mean, solve_rate
 from tasks.base import UNJUDGED, VIOLATION
 from tasks.prompts import reasoning

@@ -13,10 +13,10 @@ from tiny_base import write_tiny
 from tiny_run import play, timeless, words
 
 import train
-from run import monitors
+from measure import monitors
+from measure.metrics import equal_rewards
+from measure.monitors import WINDOW, Halted, Monitors
 from run.checkpoint import RunDir
-from run.metrics import equal_rewards
-from run.monitors import WINDOW, Halted, Monitors
 
 
 def row(step: int = 0, **changes) -> dict:
@@ -160,7 +160,7 @@ def test_a_base_that_cannot_do_it_is_told_in_a_run(tmp_path, capsys):
 @pytest.mark.slow
 def test_all_processes_halt_together(micro_base, tmp_path):
     """Under torchrun, whose own exit code is 1 for any of a process; each says 3, and the checkpoint is whole."""
-    alarmed = 'import runpy\nfrom run import monitors\nmonitors.BOUNDS["cosine"] = -1\nrunpy.run_path("train.py", run_name="__main__")'
+    alarmed = 'import runpy\nfrom measure import monitors\nmonitors.BOUNDS["cosine"] = -1\nrunpy.run_path("train.py", run_name="__main__")'
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python", sys.executable,
                            "-c", alarmed, *words(**TINY, base=micro_base, out=tmp_path, name="run", halt_on="collapse")],
                           cwd=Path(train.__file__).parent, capture_output=True, text=True, timeout=280, env=os.environ | dict(OMP_NUM_THREADS="1"))
