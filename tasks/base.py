@@ -19,14 +19,22 @@ from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Answer, Prompt, show, temp
 from tasks.validation import REASONS, Limits, check_input, check_program, check_value
 from verifier import Job, Verdict
 
-# What an attempt may be besides correct, wrong and malformed: the sandbox failed, the program made a
-# forbidden system call. The first counts nowhere, the second as wrong.
-UNJUDGED, VIOLATION = "unjudged", "violation"
-FAILED = "sandbox failure"              # its name as a Verdict's end or error
-SPLITS = "test", "validation"           # of held-out tasks: choose members on validation, claim on test
+# What an attempt may be besides correct, wrong and malformed. UNJUDGED: the sandbox failed, and the attempt
+# counts nowhere. VIOLATION: the program made a forbidden system call, and the attempt counts as wrong.
+UNJUDGED = "unjudged"
+VIOLATION = "violation"
+# The name of a failure of the sandbox as a Verdict's end or error.
+FAILED = "sandbox failure"
+# The splits of held-out tasks: members are chosen on validation, and claims are made on test.
+SPLITS = "test", "validation"
+ANSWER_TYPES = "int", "list", "str"     # what a micro teacher is asked for
 
-# What the sandbox says -> the reason of a Reject; the rest are spelt alike.
-OTHER_NAMES = {"too big": "output_too_long", "malformed": "malformed_result", "not a literal": "not_literal"}
+# What the sandbox says -> the reason of a Reject. The other reasons are spelt alike in both.
+OTHER_NAMES = {
+    "too big": "output_too_long",
+    "malformed": "malformed_result",
+    "not a literal": "not_literal",
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Reject:
     """A proposal that goes no further; `reason` is in validation.REASONS."""
     reason: str
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         assert self.reason in REASONS, f"{self.reason!r} is none of validation.REASONS: add it there"
 
     @classmethod
@@ -70,6 +78,13 @@ class Task:
     parents: tuple[int, ...] = ()       # ids of the few-shot tasks shown
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What one execution is said to have returned: a canonical text, or None and the error in its place."""
+    output: str | None
+    error: str | None
+
+
 class TaskType:
     """What the task types share.
 
@@ -80,27 +95,43 @@ class TaskType:
     write `read`, unless it is a program and its input, and `is_correct`, unless it writes `grade`.
     """
     name = ""
-    tags = ("answer",)      # languages of the block with a student's answer; {tag} in a template is the first
-    by_input = False        # whether one program on other inputs is another task, not a duplicate
-    topics = TOPICS         # (what a proposal is about, how its input begins); one is drawn for each prompt
-    seed: Proposal | None = None        # a task to show before there are any, or else those of code
-    statements = staticmethod(count_statements)     # length of a valid task's program
-    structure = staticmethod(structural_hash)       # its hash up to names and constants
+    # Languages of the block with a student's answer. {tag} in a template is the first of them.
+    tags = ("answer",)
+    # Whether one program on other inputs is another task, and not a duplicate.
+    by_input = False
+    # (What a proposal is about, how its input begins); one of them is drawn for each prompt.
+    topics = TOPICS
+    # A task to show while there are none; where it is None, those of code are shown.
+    seed: Proposal | None = None
+    # The length of a valid task's program, and its hash up to names and constants.
+    statements = staticmethod(count_statements)
+    structure = staticmethod(structural_hash)
 
     def propose(self, prompt_format: str, few_shot: list[Task], rng: random.Random, limits: Limits) -> Prompt:
         """Prompt for a teacher. few_shot: tasks to learn from; in code_f the first is to be given inputs."""
         asked = template(self.name, prompt_format, "propose")
-        shown = [self.fields(prompt_format, task, limits) for task in few_shot if "{examples}" in asked.user]
-        examples = "\n".join(TEMPLATES[self.name].example.format(**fields) for fields in shown)
-        kind = rng.choice(("int", "list", "str"))
+        examples = []
+        if "{examples}" in asked.user:
+            for task in few_shot:
+                fields = self.fields(prompt_format, task, limits)
+                examples.append(TEMPLATES[self.name].example.format(**fields))
+        # Always both draws, whatever the template asks: draws must not depend on the prompt format.
+        answer_type = rng.choice(ANSWER_TYPES)
         topic, opening = rng.choice(self.topics)
-        program, given = (few_shot[0].program, few_shot[0].inputs[0]) if few_shot else ("", "")
-        return asked.filled(type=kind, topic=topic, opening=opening, examples=examples,
+        program = given = ""
+        if few_shot:
+            program = few_shot[0].program
+            given = few_shot[0].inputs[0]
+        return asked.filled(type=answer_type, topic=topic, opening=opening, examples="\n".join(examples),
                             n_inputs=limits.n_inputs, program=program, input=given)
 
     def from_row(self, row: dict) -> Proposal:
         """The proposal in a line of a file of tasks. Raises UserError or Refused if it is wrong."""
-        inputs = texts_of(row, "inputs") if "inputs" in row else [text_of(row, "input")]
+        if "inputs" in row:
+            inputs = texts_of(row, "inputs")
+        else:
+            inputs = [text_of(row, "input")]
+        # As it stands: who writes a file of tasks means its comments.
         program = normalise(text_of(row, "program"), MAX_CHARS, tidy=False)
         return Proposal(self.name, program, tuple(inputs), text_of(row, "message", ""))
 
@@ -111,18 +142,17 @@ class TaskType:
 
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
         """Program and input from what a teacher wrote."""
-        form, blocks = written.form, written.blocks
-        is_protocol = written.admits("python", "input")
-        refuse_unless(is_protocol and not (form.strict and "#" in written.text), "syntax")
-        at = next((i for i, block in enumerate(blocks) if is_program(*block)), None)
+        form = written.form
+        # A comment in the compact protocol could state the answer, and nothing would take it out (tidy).
+        has_remark = form.strict and "#" in written.text
+        refuse_unless(written.admits("python", "input") and not has_remark, "syntax")
+        at = first_program(written.blocks)
         refuse_unless(at is not None, "no_program")
-        behind = blocks[at + 1:]
-        inputs = [body for tag, body in blocks[:at] if tag == "input"][-1:]
-        inputs = inputs or [body for tag, body in behind if tag == "input"]
-        inputs = inputs or [body for tag, body in behind if tag == "" and "def " not in body]
-        refuse_unless(inputs, "no_input")
-        program = normalise(blocks[at][1], limits.source_chars, form.tidy)
-        return Proposal(self.name, program, (arguments_text(inputs[0], program, form.tidy),))
+        stated = stated_input(written.blocks[:at], written.blocks[at + 1:])
+        refuse_unless(stated is not None, "no_input")
+        _, body = written.blocks[at]
+        program = normalise(body, limits.source_chars, form.tidy)
+        return Proposal(self.name, program, (arguments_text(stated, program, form.tidy),))
 
     def check(self, proposal: Proposal, limits: Limits) -> Reject | None:
         """Refusal before anything runs, or None."""
@@ -132,6 +162,7 @@ class TaskType:
         """What has to hold before anything runs."""
         refuse_unless(len(proposal.message) <= limits.message_chars, "message_too_long")
         check_program(proposal.program, limits)
+        # A message with a chat's own tokens could end the student's prompt early.
         refuse_unless(not limits.control.search(proposal.message), "control_text")
         for text in proposal.inputs:
             check_input(text, limits)
@@ -139,12 +170,17 @@ class TaskType:
     def key(self, proposal: Proposal, dedupe: str) -> str:
         """Archive key: two proposals of one key are duplicates. "structural": structure of the program,
         without constants and names, and the inputs if `by_input`; "exact": the program and its inputs."""
-        program, inputs = proposal.program, proposal.inputs
-        key = digest(program, *inputs) if dedupe == "exact" else structural_hash(program)
-        return digest(key, *inputs) if self.by_input else key
+        if dedupe == "exact":
+            key = digest(proposal.program, *proposal.inputs)
+        else:
+            key = structural_hash(proposal.program)
+        if self.by_input:
+            key = digest(key, *proposal.inputs)
+        return key
 
     def job(self, proposal: Proposal) -> Job:
         """The execution that decides validity and gives the gold outputs."""
+        # deterministic: a gold answer that varies would be luck to meet.
         return Job(proposal.program, proposal.inputs, deterministic=True)
 
     def accept(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task | Reject:
@@ -153,6 +189,7 @@ class TaskType:
 
     def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
         """Task with gold outputs from execution."""
+        # Of several inputs each must return: a task is valid as a whole or not at all.
         refuse_unless(verdict.end == "ok", reason_of(verdict.end))
         for output, error in zip(verdict.outputs, verdict.errors, strict=True):
             check_value(returned(output, error), limits)
@@ -165,11 +202,14 @@ class TaskType:
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
         """What a prompt format's template may say of a task, by name."""
-        shown = [show(decode(output), limits.compact) for output in task.outputs]
-        pairs = [FORMATS[prompt_format].pair.format(input=given, output=output)
-                 for given, output in zip(task.inputs[:self.n_shown(task, limits)], shown)]
-        hint = f"A hint: {task.message}\n\n" if task.message else ""
-        return dict(program=task.program, input=task.inputs[0], output=shown[0], pairs="".join(pairs),
+        outputs = [show(decode(output), limits.compact) for output in task.outputs]
+        pairs = ""
+        for i in range(self.n_shown(task, limits)):
+            pairs += FORMATS[prompt_format].pair.format(input=task.inputs[i], output=outputs[i])
+        hint = ""
+        if task.message:
+            hint = f"A hint: {task.message}\n\n"
+        return dict(program=task.program, input=task.inputs[0], output=outputs[0], pairs=pairs,
                     question=task.message, hint=hint, tag=self.tags[0])
 
     def n_shown(self, task: Task, limits: Limits) -> int:
@@ -185,12 +225,14 @@ class TaskType:
         and blocks named for another part of a task are none (`candidates`). So whatever else a student
         shows, such as a call of its function or what that prints, is passed over.
         """
+        # A refusal ends nothing here: the block before may be the answer.
         for block in reversed(self.candidates(Answer(text, prompt_format))):
             try:
-                if answer := self.read_answer(block, task, limits):
-                    return answer
+                answer = self.read_answer(block, task, limits)
             except Refused:
                 continue
+            if answer:
+                return answer
         return None
 
     def candidates(self, written: Answer) -> list[str]:
@@ -209,16 +251,21 @@ class TaskType:
     def verify(self, task: Task, answers: list[str | None], verdicts: list[Verdict],
                limits: Limits) -> list[str]:
         """"correct" | "wrong" | "malformed" | UNJUDGED | VIOLATION per attempt."""
-        claims = [claim for verdict in verdicts for claim in zip(verdict.outputs, verdict.errors)]
-        graded, texts = {None: "malformed"}, distinct(answers)
+        claims = claims_of(verdicts)
+        texts = distinct(answers)
+        # However the type has dealt its answers out to jobs, each has as many executions as any other.
+        n_each = len(claims) // max(1, len(texts))
+        graded = {None: "malformed"}
         for i, text in enumerate(texts):
-            n = len(claims) // len(texts)
-            graded[text] = self.grade(task, text, claims[i * n:(i + 1) * n], limits)
+            own = claims[i * n_each:(i + 1) * n_each]
+            graded[text] = self.grade(task, text, own, limits)
         return [graded[answer] for answer in answers]
 
-    def grade(self, task: Task, answer: str, claims: list[tuple], limits: Limits) -> str:
-        """Verdict on an answer by (output, error) of each of its executions, or by `is_correct`."""
-        return "correct" if self.is_correct(task, answer) else "wrong"
+    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
+        """Verdict on an answer by the claims of its executions, or by `is_correct` where it need not run."""
+        if self.is_correct(task, answer):
+            return "correct"
+        return "wrong"
 
     def is_correct(self, task: Task, answer: str) -> bool:
         """Whether an answer that need not run is correct."""
@@ -246,7 +293,9 @@ def reason_of(said: str) -> str:
     """The reason for refusal in what the sandbox says of a run ("too big", "error: ZeroDivisionError")."""
     text = said.partition(":")[0].strip()
     reason = OTHER_NAMES.get(text, text.replace(" ", "_"))
-    return reason if reason in REASONS else "error"
+    if reason in REASONS:
+        return reason
+    return "error"
 
 
 def returned(output: str | None, error: str | None) -> object:
@@ -261,8 +310,17 @@ def returned(output: str | None, error: str | None) -> object:
 
 def split_of(text: str) -> str:
     """The split of a held-out task, by its program (or question) alone: the same on every machine."""
+    # Not Python's hash: it differs from process to process.
     byte, = hashlib.blake2b(text.encode(), digest_size=1, person=b"split").digest()
     return SPLITS[byte % 2]
+
+
+def claims_of(verdicts: list[Verdict]) -> list[Claim]:
+    """What the executions of some jobs claim, job by job and input by input."""
+    claims = []
+    for verdict in verdicts:
+        claims += map(Claim, verdict.outputs, verdict.errors)
+    return claims
 
 
 def distinct(answers: list[str | None]) -> tuple[str, ...]:
@@ -273,3 +331,26 @@ def distinct(answers: list[str | None]) -> tuple[str, ...]:
 def is_program(tag: str, body: str) -> bool:
     """Whether a block of a teacher's text is its program."""
     return tag == "python" or tag == "" and "def " in body
+
+
+def first_program(blocks: list[tuple[str, str]]) -> int | None:
+    """The place of the first block that is a program; None where there is none."""
+    for i, (tag, body) in enumerate(blocks):
+        if is_program(tag, body):
+            return i
+    return None
+
+
+def stated_input(before: list[tuple[str, str]], behind: list[tuple[str, str]]) -> str | None:
+    """The input in the blocks around a program: the last one before it, which was asked for, else the first
+    one behind it, else a nameless block behind it that is no program. None where there is none."""
+    for tag, body in reversed(before):
+        if tag == "input":
+            return body
+    for tag, body in behind:
+        if tag == "input":
+            return body
+    for tag, body in behind:
+        if tag == "" and "def " not in body:
+            return body
+    return None

@@ -1,65 +1,77 @@
 """Tasks of code: code_o deduction, code_i abduction, code_f induction (Absolute Zero, 2505.03335)."""
 from dataclasses import replace
-from itertools import compress
 
 from infra.errors import refuse_unless
 from sandbox.values import decode, same
-from tasks.base import FAILED, UNJUDGED, VIOLATION, Proposal, TaskType, distinct
+from tasks.base import FAILED, UNJUDGED, VIOLATION, Claim, Proposal, Task, TaskType, distinct
 from tasks.complexity import binds_f, callable_as_f
 from tasks.literals import canonical_arguments, stated_inputs, value_text
-from tasks.validation import check_program
-from verifier import Job
+from tasks.prompts import Answer
+from tasks.validation import Limits, check_program
+from verifier import Job, Verdict
 
 
-def grade(gold: str, output: str | None, error: str | None) -> str:
-    """What the output of an execution, None where it has none, is worth where `gold` is due."""
-    if error == FAILED:
+def grade(gold: str, claim: Claim) -> str:
+    """What the outcome of an execution is worth where the canonical text `gold` is due."""
+    if claim.error == FAILED:
         return UNJUDGED
-    return "correct" if output is not None and same(decode(output), decode(gold)) else "wrong"
+    if claim.output is not None and same(decode(claim.output), decode(gold)):
+        return "correct"
+    return "wrong"
 
 
 class ValueTask(TaskType):
-    """code_o and code_i: the answer is data that a program is run on, the gold is outputs[0]."""
-    program = ""            # one of ours, which reads all answers in one run; "" = the task's, a run for each
+    """code_o and code_i: the answer is data that a program is run on, and the gold is outputs[0]."""
+    # A program of ours, which reads all answers in one run; "" stands for the task's own, which has a run for
+    # each answer: its calls could count each other.
+    program = ""
 
-    def literal(self, text, task):
-        """The value or the arguments that a text states, as Python prints them. "" or Refused: none."""
+    def literal(self, text: str, task: Task) -> str:
+        """The value or the arguments that a text states, as Python prints them; "" or Refused where it is none."""
         raise NotImplementedError
 
-    def read_answer(self, block, task, limits):
+    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
         """The literal that a block is."""
-        # twice the limit: the gold is measured as displayed, an answer may hold more spaces
-        is_short = len(block.strip()) <= 2 * max(limits.input_chars, limits.output_chars)
-        return self.literal(block, task) if is_short else ""
+        # Twice the limit: the gold is measured as it is displayed, and an answer may hold more spaces.
+        longest = 2 * max(limits.input_chars, limits.output_chars)
+        if len(block.strip()) > longest:
+            return ""
+        return self.literal(block, task)
 
-    def answer_jobs(self, task, answers, limits):
+    def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
+        """One job for all answers where the program is ours, else one for each distinct answer."""
+        # Equal answers get equal verdicts, so that each text runs once.
         texts = distinct(answers)
-        if self.program:
-            return [Job(self.program, texts)] if texts else []
+        if self.program and texts:
+            return [Job(self.program, texts)]
         return [Job(task.program, (text,)) for text in texts]
 
-    def grade(self, task, answer, claims, limits):
+    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
         """An answer that is no literal is malformed; one that the program cannot digest is merely wrong."""
-        (output, error), = claims
-        if error not in (None, FAILED) and (self.program or error.startswith("not a literal")):
+        claim, = claims
+        raised = claim.error not in (None, FAILED)
+        # Our own program returns whatever it is given: where it raises, the answer was no value.
+        if raised and (self.program or claim.error.startswith("not a literal")):
             return "malformed"
-        return grade(task.outputs[0], output, error)
+        return grade(task.outputs[0], claim)
 
 
 class Deduction(ValueTask):
     """Program and input are given; the answer is the output, read by a program that returns its argument."""
-    name, tags = "code_o", ("output", "answer")
+    name = "code_o"
+    tags = ("output", "answer")
     program = "def f(value):\n    return value"
 
-    def literal(self, text, task):
+    def literal(self, text: str, task: Task) -> str:
         return value_text(text)
 
 
 class Abduction(ValueTask):
     """Program and output are given; the answer is any input that gives this output."""
-    name, tags = "code_i", ("input", "answer")
+    name = "code_i"
+    tags = ("input", "answer")
 
-    def literal(self, text, task):
+    def literal(self, text: str, task: Task) -> str:
         return canonical_arguments(text, task.program)
 
 
@@ -69,54 +81,99 @@ class Induction(TaskType):
     tags = ("python", "answer")
     by_input = True
 
-    def read(self, written, few_shot, limits):
-        """The first n_inputs distinct inputs, and the hint if any, for few_shot[0]."""
-        form, blocks = written.form, written.blocks
-        is_protocol = written.admits(*["input"] * max(1, len(blocks)))
-        refuse_unless(is_protocol and not (form.strict and "#" in written.text), "syntax")
-        messages = [body.strip() for body in written.bodies("message")]
-        texts = written.bodies("input") or [body for tag, body in blocks[:1] if tag in ("", "python")]
+    def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
+        """Inputs for the program of few_shot[0], the first n_inputs distinct ones, and a hint."""
+        form = written.form
+        # The compact protocol is inputs alone, at least one; its comments could state the answer.
+        is_protocol = written.admits(*["input"] * max(1, len(written.blocks)))
+        has_remark = form.strict and "#" in written.text
+        refuse_unless(is_protocol and not has_remark, "syntax")
+        program = few_shot[0].program
+        texts = input_blocks(written)
         refuse_unless(texts, "no_input")
-        inputs = {}
-        for body in dict.fromkeys(texts):
+        inputs = {}                             # as Python prints an input -> as it was written
+        for text in dict.fromkeys(texts):
             if len(inputs) >= limits.n_inputs:
                 break
-            for given, written_so in stated_inputs(body, few_shot[0].program).items():
-                inputs.setdefault(given, written_so)
-        inputs = tuple(inputs if form.tidy else inputs.values())[:limits.n_inputs]
-        return Proposal(self.name, few_shot[0].program, inputs, messages[-1] if messages else "")
+            for given, as_written in stated_inputs(text, program).items():
+                inputs.setdefault(given, as_written)
+        # Where programs are tidied, inputs are, too. One block may have stated more than were asked for.
+        kept = inputs
+        if not form.tidy:
+            kept = inputs.values()
+        return Proposal(self.name, program, tuple(kept)[:limits.n_inputs], hint_of(written))
 
-    def demands(self, proposal, limits):
+    def demands(self, proposal: Proposal, limits: Limits) -> None:
+        """As `TaskType.demands`, and enough inputs."""
         refuse_unless(len(proposal.inputs) >= limits.min_inputs, "few_inputs")
         super().demands(proposal, limits)
 
-    def make(self, proposal, verdict, limits, key):
+    def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
         """As `TaskType.make`; inputs on which it raises are left out while at least min_inputs remain."""
-        works = [error is None or not error.startswith("error") for error in verdict.errors]
-        if verdict.end == "ok" and limits.min_inputs <= sum(works) < len(works):
-            proposal = replace(proposal, inputs=tuple(compress(proposal.inputs, works)))
-            verdict = replace(verdict, outputs=tuple(compress(verdict.outputs, works)),
-                              errors=tuple(compress(verdict.errors, works)))
+        kept = []
+        for i, error in enumerate(verdict.errors):
+            if error is None or not error.startswith("error"):
+                kept.append(i)
+        # Not where it ended badly: such a program may end so on other inputs, too.
+        if verdict.end == "ok" and limits.min_inputs <= len(kept) < len(verdict.errors):
+            proposal = replace(proposal, inputs=at(kept, proposal.inputs))
+            verdict = replace(verdict, outputs=at(kept, verdict.outputs), errors=at(kept, verdict.errors))
         return super().make(proposal, verdict, limits, key)
 
-    def candidates(self, written):
+    def candidates(self, written: Answer) -> list[str]:
         """A program with an f counts before one whose function has another name."""
+        # The sort is stable: among equals the order stays, and the last one counts.
         return sorted(super().candidates(written), key=binds_f)
 
-    def read_answer(self, block, task, limits):
+    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
         """The program as it stands, if it has a function to call and passes a proposal's static checks."""
         program = callable_as_f(block)
+        # A student may well answer with a constant: it is wrong, or the task is dull, but it is an answer.
         check_program(program, replace(limits, reject_constant=False))
         return program
 
-    def answer_jobs(self, task, answers, limits):
+    def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
+        """One job for each distinct program, on the inputs that the student has not seen."""
+        # A program that has learned the shown pairs by heart gains nothing.
         hidden = task.inputs[self.n_shown(task, limits):]
         return [Job(answer, hidden) for answer in distinct(answers)]
 
-    def grade(self, task, answer, claims, limits):
+    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
         """Correct where every hidden output is reproduced."""
-        if VIOLATION in [error for _, error in claims]:
-            return VIOLATION
-        gold = task.outputs[self.n_shown(task, limits):]
-        grades = {grade(value, *claim) for value, claim in zip(gold, claims, strict=True)}
-        return next(name for name in ("wrong", UNJUDGED, "correct") if name in grades)
+        hidden = task.outputs[self.n_shown(task, limits):]
+        grades = set()
+        for gold, claim in zip(hidden, claims, strict=True):
+            if claim.error == VIOLATION:
+                return VIOLATION
+            grades.add(grade(gold, claim))
+        # One wrong output decides, whatever the sandbox failed to run beside it.
+        if "wrong" in grades:
+            return "wrong"
+        if UNJUDGED in grades:
+            return UNJUDGED
+        return "correct"
+
+
+def input_blocks(written: Answer) -> list[str]:
+    """The blocks with inputs that a teacher wrote: those under this name, or else the first one, if it is of
+    Python or nameless."""
+    named = written.bodies("input")
+    if named or not written.blocks:
+        return named
+    tag, body = written.blocks[0]
+    if tag in ("", "python"):
+        return [body]
+    return []
+
+
+def hint_of(written: Answer) -> str:
+    """The last message that a teacher wrote, "" where there is none."""
+    messages = written.bodies("message")
+    if messages:
+        return messages[-1].strip()
+    return ""
+
+
+def at(places: list[int], values: tuple) -> tuple:
+    """The values at these places."""
+    return tuple([values[i] for i in places])
