@@ -10,13 +10,14 @@ import argparse
 import itertools
 import re
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from random import Random
 
 import torch
 
-from config import numbers_of
+from config import Config, numbers_of
 from infra.errors import UserError, demand
 from infra.files import demand_fields
 from lora import TARGETS, Adapters
@@ -28,6 +29,8 @@ from weights import load_peft, read_peft, save_peft
 # of rl.py. docs/change-it.md adds one.
 ROLES = ("teacher", "student")
 
+
+# --- members ------------------------------------------------------------------------------------------------
 
 @dataclass
 class Member:
@@ -44,228 +47,444 @@ class Member:
     lr_scale: float = 1.0               # its rate over that of its role
 
     @classmethod
-    def from_json(cls, data):
-        """Member from asdict's dict, read back from JSON. Raises UserError where a field is missing."""
+    def from_json(cls, data: dict) -> "Member":
+        """The Member of which `asdict` made this dictionary, after a way through JSON. Raises UserError where
+        a field is missing."""
         demand_fields(data, {"name", "role", "slot", "rating", "parents", "niche"})
-        return cls(**data | {"parents": tuple(data["parents"]), "niche": tuple(data["niche"]),
-                             "rating": Rating(**data["rating"])})
+        fields = dict(data)
+        # JSON knows neither tuples nor our classes
+        fields["parents"] = tuple(data["parents"])
+        fields["niche"] = tuple(data["niche"])
+        fields["rating"] = Rating(**data["rating"])
+        return cls(**fields)
 
 
-def members_of(members, role):
-    """Those of a role."""
+def members_of(members: list[Member], role: str) -> list[Member]:
+    """The members that have this role, in the order given."""
     return [m for m in members if m.role == role]
 
 
-def member_order(name):
-    """Sorts members' names as slots are numbered, T2 before T10 before S0; other names come first."""
+def member_order(name: str) -> tuple[int, int, str]:
+    """A sort key for members' names: T2 comes before T10 and T10 before S0, as slots are numbered; names of
+    no role come first."""
     letters = [role[0].upper() for role in ROLES]
-    return letters.index(name[0]) if name[0] in letters else 0, len(name), name
+    role = 0
+    if name[0] in letters:
+        role = letters.index(name[0])
+    return role, len(name), name        # the length: a shorter number is a smaller one
 
 
-def plays(member, kind):
-    """Whether a task type is in the member's niche."""
+# --- niches: task types that only some members play ---------------------------------------------------------
+
+def plays(member: Member, kind: str) -> bool:
+    """Whether the member gets tasks of this type. A member without a niche plays every type."""
     return not member.niche or kind in member.niche
 
 
-def can_meet(a, b):
-    """Whether a type is in both niches."""
-    return not a.niche or any(plays(b, kind) for kind in a.niche)
+def can_meet(a: Member, b: Member) -> bool:
+    """Whether there is a task type that both members play."""
+    if not a.niche or not b.niche:
+        return True
+    return not set(a.niche).isdisjoint(b.niche)
 
 
-def cover(members):
-    """The types in the members' niches, as a set."""
-    return {kind for m in members for kind in m.niche}
+def able_to_meet(teacher: Member, students: list[Member]) -> list[Member]:
+    """The students that have a task type in common with the teacher."""
+    return [student for student in students if can_meet(teacher, student)]
 
 
-def learning_rates(cfg, members, step):
-    """Adam's rate of each slot: --lr-ROLE where it exists, else --lr (with --single always), times the
-    member's scale and what --lr-decay leaves by the run's step, so that no child starts hot again.
-    Raises UserError for a rate that is not finite."""
-    hold, end, floor = numbers_of(cfg, "lr_decay")
-    left = 1 - (1 - floor) * min(max((step + 1 - hold) / (end - hold), 0.0), 1.0)
-    rates = {}
+def cover(members: Iterable[Member]) -> set[str]:
+    """All task types that are in the niche of at least one of the members."""
+    types = set()
     for m in members:
-        rate = cfg.lr if cfg.single else getattr(cfg, f"lr_{m.role}", cfg.lr)
-        rates[m.slot] = rate = left * m.lr_scale * rate             # float32 ends at 3e38
-        demand(rate < 1e30, f"the rate of {m.name} is beyond all numbers: lower --lr-spread or --lr-mutate")
+        types.update(m.niche)
+    return types
+
+
+def is_last_of_a_type(member: Member, members: list[Member]) -> bool:
+    """Whether a task type would be in no niche any more if this one of the members left."""
+    others = [m for m in members if m is not member]
+    return cover(others) != cover(members)
+
+
+# --- learning rates -----------------------------------------------------------------------------------------
+
+def decay(cfg: Config, step: int) -> float:
+    """The share of every learning rate that --lr-decay HOLD,END,FLOOR leaves at a step of the run. It is 1
+    for the first HOLD steps, then falls on a straight line, and is FLOOR from step END on."""
+    hold, end, floor = numbers_of(cfg, "lr_decay")
+    way_down = (step + 1 - hold) / (end - hold)
+    way_down = min(max(way_down, 0.0), 1.0)
+    return 1 - (1 - floor) * way_down
+
+
+def learning_rates(cfg: Config, members: list[Member], step: int) -> list[float]:
+    """Adam's learning rate for each slot: that of the member's role, times its own scale and the decay.
+
+    A role's rate is --lr-ROLE if there is such a flag, else --lr; with --single it is always --lr. The decay
+    goes by the step of the run and not by a member's age, so that no child starts hot again. Raises UserError
+    for a rate that is too large for float32.
+    """
+    left = decay(cfg, step)
+    rates = {}                          # slot -> rate
+    for m in members:
+        rate = cfg.lr
+        if not cfg.single:
+            rate = getattr(cfg, f"lr_{m.role}", cfg.lr)
+        rate = left * m.lr_scale * rate
+        demand(rate < 1e30,             # float32 ends at 3e38
+               f"the rate of {m.name} is beyond all numbers: lower --lr-spread or --lr-mutate")
+        rates[m.slot] = rate
     return [rates[slot] for slot in sorted(rates)]
 
 
-def spread(n, factor, rng):
-    """n scales from 1 / sqrt(factor) to sqrt(factor): log-uniform, one in each of n ranges of equal ratio."""
-    places = [(i + rng.random()) / n for i in range(n)]
+def spread(n: int, factor: float, rng: Random) -> list[float]:
+    """n scales between 1 / sqrt(factor) and sqrt(factor), in random order. The range is cut into n parts of
+    equal ratio, and one scale is drawn log-uniformly from each part."""
+    places = [(i + rng.random()) / n for i in range(n)]                 # from 0 to 1
     return [factor ** (place - 0.5) for place in rng.sample(places, n)]
 
 
+# --- matching -----------------------------------------------------------------------------------------------
+
+def pfsp(p: float) -> float:
+    """Prioritized fictitious self-play: a student is drawn the more often, the more open the result is."""
+    return p * (1 - p)
+
+
+def uniform(p: float) -> float:
+    """Every student is drawn equally often."""
+    return 1.0
+
+
+def hard(p: float) -> float:
+    """A student is drawn the more often, the more surely it loses."""
+    return (1 - p) ** 2
+
+
 # --matching -> weight with which a student is drawn that beats the teacher with probability p
-WEIGHTS = {"pfsp": lambda p: p * (1 - p), "uniform": lambda p: 1.0, "hard": lambda p: (1 - p) ** 2}
+WEIGHTS = {"pfsp": pfsp, "uniform": uniform, "hard": hard}
 
 
-def match(teachers, students, p_beats, mode, floor, rng, step=0, n=0):
-    """Pairs (teacher, student) of one step, of all teachers, or of n that are drawn, in shuffled order.
+def match(
+    teachers: list[Member],
+    students: list[Member],
+    p_beats: Callable[[Member, Member], float],     # (teacher, student) -> P(the student wins)
+    mode: str,                                      # --matching
+    floor: float,                                   # share of the uniform distribution in the weights
+    rng: Random,
+    step: int = 0,
+    n: int = 0,                                     # --matches; 0 = one for every teacher
+) -> list[tuple[Member, Member]]:
+    """The pairs (teacher, student) of one step. Only members with a common task type meet.
 
-    p_beats(teacher, student) = P(student beats teacher) = p. A student is drawn with weight WEIGHTS[mode](p),
-    mixed with `floor` of the uniform distribution; without replacement until all are used, so that everybody
-    gets data. "round-robin" turns with `step`; "all" is every pair, or n of them. Only members with a common
-    task type meet. rng: random.Random.
+    With "all" these are all pairs, or n of them that are drawn. With "round-robin" the students take turns
+    from step to step. Else each teacher, or each of n teachers that are drawn, draws a student by WEIGHTS.
     """
     assert teachers and students, f"{len(teachers)} teachers cannot meet {len(students)} students"
     if mode == "all":
-        pairs = [(t, s) for t in teachers for s in students if can_meet(t, s)]
+        pairs = list(itertools.product(teachers, students))
+        pairs = [pair for pair in pairs if can_meet(*pair)]
         return rng.sample(pairs, n) if n else pairs
-    pairs, pool = [], []
     if mode == "round-robin":
-        for i, teacher in enumerate(teachers, step):
-            able = [s for s in students if can_meet(teacher, s)]
-            pairs.append((teacher, able[i % len(able)]))
+        pairs = take_turns(teachers, students, step)
         return rng.sample(pairs, n or len(pairs))
+
+    pairs = []
+    pool = []                           # students that may still be drawn
     for teacher in rng.sample(teachers, n or len(teachers)):
-        if not any(can_meet(teacher, s) for s in pool):
+        # without replacement until all are used, so that every student gets data
+        if not able_to_meet(teacher, pool):
             pool += students
-        able = [s for s in pool if can_meet(teacher, s)]
-        weight = [WEIGHTS[mode](p_beats(teacher, s)) for s in able]
-        if total := sum(weight):        # else every result is certain: nothing but the floor is left
-            weight = [(1 - floor) * w / total + floor / len(able) for w in weight]
-        [student] = rng.choices(able, weight if total else [1.0] * len(able))
+        able = able_to_meet(teacher, pool)
+        p_wins = [p_beats(teacher, student) for student in able]
+        [student] = rng.choices(able, draw_weights(p_wins, mode, floor))
         pool.remove(student)
         pairs.append((teacher, student))
     return pairs
 
 
-def outcome(solve_rate, expected, band=0.05, rule="expected"):
-    """Who won a match: "student" | "teacher" | "draw", by the student's solve rate on the teacher's tasks.
-    "expected": against the predicted solve rate, a draw within +-band; "half": against 1/2, with the band;
-    "raw": against 1/2 without it. solve_rate None = the teacher had no valid task: the student wins."""
+def take_turns(
+    teachers: list[Member],
+    students: list[Member],
+    step: int,
+) -> list[tuple[Member, Member]]:
+    """A pair for each teacher: the next student in each step."""
+    pairs = []
+    for number, teacher in enumerate(teachers, step):
+        able = able_to_meet(teacher, students)
+        pairs.append((teacher, able[number % len(able)]))
+    return pairs
+
+
+def draw_weights(p_wins: list[float], mode: str, floor: float) -> list[float]:
+    """The weight of each student from its probability to win: WEIGHTS, mixed with `floor` of the uniform
+    distribution."""
+    weights = list(map(WEIGHTS[mode], p_wins))
+    total = sum(weights)
+    if not total:                       # every result is certain: nothing but the floor is left
+        return [1.0] * len(weights)
+    return [(1 - floor) * weight / total + floor / len(weights) for weight in weights]
+
+
+def outcome(
+    solve_rate: float | None,           # None = the teacher had no valid task: the student wins
+    expected: float,                    # the solve rate that the ratings predict
+    band: float = 0.05,
+    rule: str = "expected",             # --outcome
+) -> str:
+    """Who won a match, "student", "teacher" or "draw", by the student's solve rate on the teacher's tasks.
+
+    "expected" compares it with the predicted solve rate, and calls it a draw within +-band. "half" compares
+    it with 1/2, within the same band; "raw" compares it with 1/2 without a band.
+    """
     if solve_rate is None:
         return "student"
-    surprise = solve_rate - (expected if rule == "expected" else 0.5)
-    if abs(surprise) <= (0.0 if rule == "raw" else band):
+    surprise = solve_rate - 0.5
+    if rule == "expected":
+        surprise = solve_rate - expected
+    if rule == "raw":
+        band = 0.0
+    if abs(surprise) <= band:
         return "draw"
     return "student" if surprise > 0 else "teacher"
 
 
-class Birth(NamedTuple):
-    """A decided replacement: `child` takes the victim's slot."""
-    child: str
+# --- selection ----------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Birth:
+    """A replacement that is decided and not yet done: `child` takes the victim's slot."""
+    child: str                          # its name
     victim: Member
     parents: tuple[Member, ...]         # fitter first
     operator: str
     note: str = ""                      # where the plan had to deviate
 
 
-def choose_operator(mode, n_parents, rng):
-    """(operator, note) for an evolve mode when `n_parents` survivors can be parents."""
+def choose_operator(mode: str, n_parents: int, rng: Random) -> tuple[str, str]:
+    """An operator for an evolve mode when `n_parents` survivors can be parents, and a note where it is not
+    the one that was drawn."""
     pools = dict(mixed=MUTATIONS | CROSSOVERS, mutation=MUTATIONS, crossover=CROSSOVERS)
-    wanted = rng.choice(list(pools.get(mode, [mode])))
+    pool = pools.get(mode, [mode])      # else the mode is an operator's name
+    wanted = rng.choice(list(pool))     # from a list of one, too: every mode draws as often
     if OPERATORS[wanted].n_parents <= n_parents:
         return wanted, ""
-    instead = "copy" if wanted in BY_NAME else rng.choice([*MUTATIONS])
+    instead = "copy"
+    if wanted not in BY_NAME:
+        instead = rng.choice(list(MUTATIONS))
     return instead, f"{wanted} needs two parents, one survived"
 
 
-def choose_parents(survivors, n, i, rng):
-    """n parents of the i-th child of a step, drawn uniformly; with niches the pair that covers most types, of
-    these the one with the fewest in common, then the fittest, and so on in turn. survivors: worst first."""
+def choose_parents(survivors: list[Member], n: int, number: int, rng: Random) -> list[Member]:
+    """n parents for the number-th child of a step (from 1). survivors: worst first.
+
+    They are drawn uniformly. With niches the pair comes first that covers most task types, of these pairs the
+    one with the fewest types in common, then the fittest; the next child has the next pair.
+    """
     if n == 1 or not survivors[0].niche:
         return rng.sample(survivors, n)
 
-    def key(pair):
-        a, b = (set(survivors[place].niche) for place in pair)
-        return len(a | b), -len(a & b), sum(pair)
+    def worth(places: tuple[int, int]) -> tuple[int, int, int]:
+        first, second = places
+        a = set(survivors[first].niche)
+        b = set(survivors[second].niche)
+        return len(a | b), -len(a & b), first + second
 
-    pairs = sorted(itertools.combinations(range(len(survivors)), 2), key=key, reverse=True)
-    return [survivors[place] for place in pairs[(i - 1) % len(pairs)]]
+    pairs = itertools.combinations(range(len(survivors)), 2)
+    best_first = sorted(pairs, key=worth, reverse=True)
+    first, second = best_first[(number - 1) % len(best_first)]
+    return [survivors[first], survivors[second]]
 
 
-def plan(members, fitness, replace_frac, grace, step, mode, rng, litter: int = 1) -> list[list[Birth]]:
-    """Truncation selection in one role: Births for the bottom `replace_frac` by fitness(member) -> float.
+def choose_victims(
+    members: list[Member],
+    ranked: list[Member],               # those of them that have played, worst first
+    n: int,
+    grace: int,
+    step: int,
+) -> list[Member]:
+    """At most n members to be replaced, the worst first.
 
-    For each victim a list: `litter` children of one name that could replace it, no two of them the same, or
-    as many as the survivors can have.
+    Never the fittest, nor a child of an age in steps <= grace, nor the last with a task type in its niche.
+    Founders have grace only if there are niches.
+    """
+    victims = []
+    staying = list(members)
+    for m in ranked[:-1]:
+        has_grace = bool(m.parents or m.niche)
+        if has_grace and step - m.born <= grace:
+            continue
+        if len(victims) == n or is_last_of_a_type(m, staying):
+            continue
+        victims.append(m)
+        staying.remove(m)
+    return victims
 
-    Only members that have played take part. At least one is replaced where there are two or more, but never
-    the fittest, nor a child of an age in steps <= grace (founders have no grace), nor the last with a type in
-    its niche; with niches founders have grace too. No births at replace_frac 0 or in mode "none".
-    rng: random.Random, also breaks ties.
+
+def plan(
+    members: list[Member],
+    fitness: Callable[[Member], float],
+    replace_frac: float,
+    grace: int,
+    step: int,
+    mode: str,                          # --evolve
+    rng: Random,                        # also breaks ties
+    litter: int = 1,
+) -> list[list[Birth]]:
+    """Truncation selection in one role: the births that replace the bottom `replace_frac` by fitness.
+
+    There is a list for each victim: `litter` different children of one name that could replace it, or as
+    many as the survivors can have. Only members that have played take part. Where two or more have, at least
+    one is replaced, if `choose_victims` may take it. No births at replace_frac 0 or in mode "none".
     """
     played = [m for m in members if m.matches]
     if mode == "none" or replace_frac == 0 or len(played) < 2:
         return []
-    survivors = sorted(rng.sample(played, len(played)), key=fitness)        # worst first
-    n_cull = max(1, int(replace_frac * len(played)))
-    staying, victims = list(members), []
-    for m in survivors[:-1]:
-        is_old = not (m.parents or m.niche) or step - m.born > grace
-        if is_old and len(victims) < n_cull and cover(staying) == cover(x for x in staying if x is not m):
-            victims.append(m)
-            staying.remove(m)
-            survivors.remove(m)
-    serial = max(int(m.name[1:]) for m in members)          # of all: no name ever comes twice
-    litters, n_drawn = [], 0
-    for i, victim in enumerate(victims, 1):
+    shuffled = rng.sample(played, len(played))          # sorting is stable: equals stay in random order
+    ranked = sorted(shuffled, key=fitness)
+    n_victims = max(1, int(replace_frac * len(played)))
+    victims = choose_victims(members, ranked, n_victims, grace, step)
+    survivors = [m for m in ranked if m not in victims]
+
+    serial = max(int(m.name[1:]) for m in members)      # of all: no name ever comes twice
+    size = min(litter, n_children(mode, len(survivors)))
+    litters = []
+    n_drawn = 0                                         # children of this step, with those drawn twice
+    for victim in victims:
+        serial += 1
+        name = victim.name[0] + str(serial)
         births = []
-        while len(births) < min(litter, n_children(mode, len(survivors))):
+        while len(births) < size:
             n_drawn += 1
-            operator, note = choose_operator(mode, len(survivors), rng)
-            parents = choose_parents(survivors, OPERATORS[operator].n_parents, n_drawn, rng)
-            parents.sort(key=survivors.index, reverse=True)
-            birth = Birth(f"{victim.name[0]}{serial + i}", victim, tuple(parents), operator, note)
-            if operator not in EXACT or birth not in births:
+            birth = draw_birth(name, victim, survivors, mode, n_drawn, rng)
+            # an exact operator makes the same child of the same parents; others draw another one
+            if birth.operator not in EXACT or birth not in births:
                 births.append(birth)
         litters.append(births)
     return litters
 
 
+def draw_birth(
+    name: str,
+    victim: Member,
+    survivors: list[Member],            # worst first
+    mode: str,
+    number: int,
+    rng: Random,
+) -> Birth:
+    """The Birth of the number-th child of a step (from 1), with an operator and parents that are drawn."""
+    operator, note = choose_operator(mode, len(survivors), rng)
+    n_parents = OPERATORS[operator].n_parents
+    parents = choose_parents(survivors, n_parents, number, rng)
+    parents.sort(key=survivors.index, reverse=True)     # operators take the fitter first
+    return Birth(name, victim, tuple(parents), operator, note)
+
+
+# --- birth --------------------------------------------------------------------------------------------------
+
 @torch.no_grad()
-def apply_operator(adapters, b, gen, **knobs):
-    """Make b's child and write it over the victim in `adapters`. Returns |dW child| / mean |dW parent|."""
-    parents = [adapters.factors(m.slot) for m in b.parents]
-    child = OPERATORS[b.operator].fn(parents, gen, **knobs)
-    adapters.set_factors(b.victim.slot, child)
-    mean = sum(map(dw_norm, parents)) / len(parents)
-    return dw_norm(child) / mean if mean > 0 else 0.0
+def apply_operator(
+    adapters: Adapters,
+    birth: Birth,
+    gen: torch.Generator,
+    **knobs: float,                     # of the operator
+) -> float:
+    """Make the child and write it over the victim in `adapters`. Returns the norm of its dW over the mean
+    norm of the parents' dW; 0 where the parents have not learned anything."""
+    parents = [adapters.factors(m.slot) for m in birth.parents]
+    make = OPERATORS[birth.operator].fn
+    child = make(parents, gen, **knobs)
+    adapters.set_factors(birth.victim.slot, child)
+    mean_norm = sum(map(dw_norm, parents)) / len(parents)
+    if mean_norm > 0:
+        return dw_norm(child) / mean_norm
+    return 0.0
 
 
-def newborn(b, rating, step, mutate=1.0, rng=None):
-    """The Member that replaces b.victim; its rate is the fitter parent's, times or over `mutate`."""
-    parents, scale = tuple(m.name for m in b.parents), b.parents[0].lr_scale
+def newborn(
+    birth: Birth,
+    rating: Rating,
+    step: int,
+    mutate: float = 1.0,                # --lr-mutate
+    rng: Random | None = None,
+) -> Member:
+    """The Member that replaces the victim. Its learning rate is the fitter parent's, multiplied or divided by
+    `mutate`; it plays what its parents play."""
+    scale = birth.parents[0].lr_scale
     if mutate != 1:
         scale *= rng.choice((mutate, 1 / mutate))
-    return Member(b.child, b.victim.role, b.victim.slot, rating, step, parents, b.operator,
-                  niche=tuple(sorted(cover(b.parents))), lr_scale=scale)
+    return Member(
+        name=birth.child,
+        role=birth.victim.role,
+        slot=birth.victim.slot,
+        rating=rating,
+        born=step,
+        parents=tuple(m.name for m in birth.parents),
+        operator=birth.operator,
+        niche=tuple(sorted(cover(birth.parents))),
+        lr_scale=scale,
+    )
 
 
-def genealogy(b, child, norm_ratio):
-    """One line of genealogy.jsonl."""
-    return {"step": child.born, "child": b.child, "operator": b.operator, "note": b.note,
-            "norm_ratio": norm_ratio, "mu": child.rating.mu, "sigma": child.rating.sigma,
-            "niche": child.niche, "lr_scale": child.lr_scale,
-            "parents": [asdict(m) for m in b.parents], "victim": asdict(b.victim)}
+def genealogy(birth: Birth, child: Member, norm_ratio: float) -> dict:
+    """One line of genealogy.jsonl: a child, how it was made, and its parents and victim as they were then."""
+    return {
+        "step": child.born,
+        "child": birth.child,
+        "operator": birth.operator,
+        "note": birth.note,
+        "norm_ratio": norm_ratio,
+        "mu": child.rating.mu,
+        "sigma": child.rating.sigma,
+        "niche": child.niche,
+        "lr_scale": child.lr_scale,
+        "parents": list(map(asdict, birth.parents)),
+        "victim": asdict(birth.victim),
+    }
 
 
-def cross(directories, operator, out, seed=0, **knobs):
-    """Make a child of PEFT directories, the fitter first, in the directory `out`. Returns its norm ratio and
-    the cosines (P + 1, P + 1) of the parents' and the child's dW. Raises UserError where the adapters do not
-    fit together."""
-    def place(path):        # of a module in its model: in this order operators draw for them
-        return [int(number) for number in re.findall(r"\d+", path)], TARGETS.index(path.rsplit(".")[-1])
+# --- by hand ------------------------------------------------------------------------------------------------
 
+def module_order(path: str) -> tuple[list[int], int]:
+    """A sort key for modules' paths that gives the model's own order. An operator's random numbers go to one
+    module after the other, so the order decides what a child looks like."""
+    numbers = list(map(int, re.findall(r"\d+", path)))
+    name = path.rsplit(".")[-1]
+    return numbers, TARGETS.index(name)
+
+
+def cross(
+    directories: list[str],             # PEFT adapters, the fitter first
+    operator: str,
+    out: str | Path,
+    seed: int = 0,
+    **knobs: float,
+) -> tuple[float, torch.Tensor]:
+    """Make a child of PEFT directories in the directory `out`. Returns its norm ratio and the cosines (P + 1,
+    P + 1) of the parents' and the child's dW. Raises UserError where the adapters do not fit together."""
     n = OPERATORS[operator].n_parents
     demand(len(directories) == n, f"{operator} makes a child of {n} adapter(s): got {len(directories)}")
     config, base_hash, first = read_peft(Path(directories[0]))
     base_name = config.get("base_model_name_or_path")
-    shapes = {path: (first[path][0].shape[1], len(first[path][1])) for path in sorted(first, key=place)}
-    adapters = Adapters(shapes, n + 1, config["r"], config["lora_alpha"])
+    shapes = {}                         # path -> (in, out)
+    for path in sorted(first, key=module_order):
+        A, B = first[path]              # (R, in), (out, R)
+        shapes[path] = A.shape[1], len(B)
+
+    adapters = Adapters(shapes, n + 1, config["r"], config["lora_alpha"])      # the child in the last slot
     for slot, directory in enumerate(directories):
         load_peft(adapters, slot, directory, base_hash, base_name)
     *parents, child = [Member("", "", slot, Rating()) for slot in range(n + 1)]
-    birth, gen = Birth("", child, tuple(parents), operator), torch.Generator().manual_seed(seed)
+    birth = Birth("", child, tuple(parents), operator)
+    gen = torch.Generator().manual_seed(seed)
     ratio = apply_operator(adapters, birth, gen, **knobs)
     save_peft(adapters, n, Path(out), base_name, base_hash)
-    return ratio, adapter_cosines([adapters.factors(slot) for slot in range(n + 1)])
+    cosines = adapter_cosines(list(map(adapters.factors, range(n + 1))))
+    return ratio, cosines
 
 
-def main():
+def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evolve", description="Make a child of adapters by hand.")
     parser.add_argument("parents", nargs="+", help="PEFT directories of one base and rank, the fitter first")
@@ -274,7 +493,9 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", required=True, help="the child's directory")
     args = parser.parse_args()
-    knobs = {"share": args.share} if args.operator == "add" else {}
+    knobs = {}
+    if args.operator == "add":
+        knobs["share"] = args.share
     try:
         demand(0 < args.share <= 10, f"--share {args.share}: give a number in (0, 10]")
         ratio, cosines = cross(args.parents, args.operator, args.out, args.seed, **knobs)
@@ -282,7 +503,8 @@ def main():
         sys.exit(f"evolve: {e}")
     print(f"{args.out} = {args.operator}({', '.join(args.parents)}), norm of its update over its parents' "
           f"mean {ratio:.2f}; cosines, the child last:")
-    print("\n".join(" ".join(f"{x:5.2f}" for x in row) for row in cosines.tolist()))
+    for row in cosines.tolist():
+        print(" ".join(f"{x:5.2f}" for x in row))
 
 
 if __name__ == "__main__":
