@@ -27,7 +27,8 @@ class ValueTask(TaskType):
     program = ""
 
     def literal(self, text: str, task: Task) -> str:
-        """The value or the arguments that a text states, as Python prints them; "" or Refused where it is none."""
+        """The value or the arguments that a text states, as Python prints them. Where it states none, this
+        is "", or raises Refused."""
         raise NotImplementedError
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:

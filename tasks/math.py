@@ -1,12 +1,14 @@
-"""Word problems: a teacher writes a question and a program that computes the answer, a student a number. The
-answer is a plain number, so it is read here and nothing of a student's has to run. Two tasks whose programs
-have one structure are duplicates, whatever their constants."""
+"""Word problems: a teacher writes a question and a program that computes the answer, a student a number.
+
+The answer is a plain number, so it is read here and nothing of a student's has to run. Two tasks whose
+programs have one structure are duplicates, whatever their constants.
+"""
 import re
 import unicodedata
 from dataclasses import replace
 from fractions import Fraction
 
-from infra.errors import refuse_unless
+from infra.errors import Refused, refuse_unless
 from sandbox.values import decode
 from tasks.base import Proposal, Task, TaskType, is_program, text_of
 from tasks.complexity import normalise
@@ -78,6 +80,7 @@ def plain(text: str) -> str:
     if not lines:
         return ""
     text = lines[-1]
+    # What NFKC would change for the worse (10⁶ into 106) is written out before it, the rest after it.
     for pattern, by in PLAIN:
         text = re.sub(pattern, by, text)
     text = unicodedata.normalize("NFKC", text)
@@ -89,14 +92,16 @@ def plain(text: str) -> str:
 def has_word(text: str, *lists: frozenset[str]) -> bool:
     """Whether a word of a text, or its singular, is in one of the lists."""
     for word in re.findall("[a-z]+", text.lower()):
-        if any(word in listed or word.removesuffix("s") in listed for listed in lists):
-            return True
+        for listed in lists:
+            if word in listed or word.removesuffix("s") in listed:
+                return True
     return False
 
 
 def is_unit(text: str) -> bool:
     """Whether words can be what a number counts or measures. (p.m. is one word.)"""
     first = re.match(r"[\s/]*([A-Za-z.]*)", text)[1].strip(".")
+    # 5n is an expression, not five of something.
     if len(first) == 1 and first not in UNIT_LETTERS:
         return False
     return not has_word(text, CHANGES, NUMBER_WORDS)
@@ -105,6 +110,34 @@ def is_unit(text: str) -> bool:
 def number(digits: str) -> Fraction:
     """The value of what NUMBER matches."""
     return Fraction("0" + re.sub("[, ]", "", digits).rstrip("."))
+
+
+def without_label(stated: str) -> str:
+    """A statement without what leads to its number ("Total cost:") and a remark behind it ("(forty-two)")."""
+    label = LABEL.match(stated)
+    # Words that change a number count wherever they stand: "less than half: 3".
+    if label and not has_word(label[0], CHANGES):
+        stated = stated[label.end():]
+    remark = REMARK.search(stated)
+    if remark and not has_word(remark[0], CHANGES):
+        stated = stated[:remark.start()]
+    return stated
+
+
+def value_of(m: re.Match) -> Fraction | None:
+    """The number that a match of ANSWER states, its percent sign apart; None for a fraction over zero."""
+    if m["top"]:
+        bottom = number(m["bottom"])
+        if bottom == 0:
+            return None
+        value = int(m["whole"] or 0) + number(m["top"]) / bottom        # 3 1/2 is a mixed number
+    else:
+        value = number(m["number"]) * Fraction(10) ** int(m["exponent"] or 0)
+    if m["scale"]:
+        value *= SCALES[m["scale"].strip().lower()]
+    if m["sign"] == "-":
+        return -value
+    return value
 
 
 def rational(text: str) -> set[Fraction]:
@@ -116,39 +149,52 @@ def rational(text: str) -> set[Fraction]:
     """
     if len(text) > MAX_CHARS:
         return set()
+    # Behind the last = or =>; a comparison such as <= is a bound, and stays.
     stated = re.split(r"(?<![<>!/])=+>?", plain(text))[-1]
-    label = LABEL.match(stated)
-    if label and not has_word(label[0], CHANGES):
-        stated = stated[label.end():]
-    remark = REMARK.search(stated)
-    if remark and not has_word(remark[0], CHANGES):
-        stated = stated[:remark.start()]
-    stated = re.sub(r"[()]|\*\*", "  ", stated).strip(" '\"*")
+    # Two spaces, so that a bracket joins no digits to those beside it.
+    stated = re.sub(r"[()]|\*\*", "  ", without_label(stated)).strip(" '\"*")
     m = ANSWER.fullmatch(stated)
-    if not m or sum(map(str.isdigit, stated)) > MAX_DIGITS or not is_unit(m["unit"]):
+    n_digits = sum(map(str.isdigit, stated))
+    # The bound on digits also bounds the work on the fractions below.
+    if not m or n_digits > MAX_DIGITS or not is_unit(m["unit"]):
         return set()
-    if m["top"] and number(m["bottom"]) == 0:
+    value = value_of(m)
+    if value is None:
         return set()
-    if m["top"]:
-        value = int(m["whole"] or 0) + number(m["top"]) / number(m["bottom"])
-    else:
-        value = number(m["number"]) * Fraction(10) ** int(m["exponent"] or 0)
-    if m["scale"]:
-        value *= SCALES[m["scale"].strip().lower()]
-    if m["sign"] == "-":
-        value = -value
-    return {value, value / 100} if m["percent"] else {value}
+    if m["percent"]:
+        return {value, value / 100}             # 40% of something is 40 to some teachers and 0.4 to others
+    return {value}
 
 
 def exact(value: object) -> Fraction | None:
     """The rational of an int, of a float that is a short decimal, of a text such as "3/4"; else None."""
-    if type(value) is int:
+    if type(value) is int:                      # not a bool, which is no number to a reader
         return Fraction(value)
     if type(value) is float:
-        digits = repr(value).partition("e")[0].strip("-0.").replace(".", "")
-        return Fraction(repr(value)) if len(digits) <= SHORT_DECIMAL else None
-    fraction = re.fullmatch(r"(-?\d{1,30})/(\d{1,30})", value) if type(value) is str else None
-    return Fraction(int(fraction[1]), int(fraction[2])) if fraction and int(fraction[2]) else None
+        return short_decimal(value)
+    if type(value) is str:
+        return ratio(value)
+    return None
+
+
+def short_decimal(value: float) -> Fraction | None:
+    """The decimal that Python prints for a float; None where it is too long to be what was meant (1 / 3)."""
+    text = repr(value)
+    digits = text.partition("e")[0].strip("-0.").replace(".", "")
+    if len(digits) > SHORT_DECIMAL:
+        return None
+    return Fraction(text)
+
+
+def ratio(text: str) -> Fraction | None:
+    """The value of a text such as "3/4", which is how Python prints a Fraction; None where it is no such."""
+    fraction = re.fullmatch(r"(-?\d{1,30})/(\d{1,30})", text)
+    if not fraction:
+        return None
+    top, bottom = map(int, fraction.groups())
+    if bottom == 0:
+        return None
+    return Fraction(top, bottom)
 
 
 class Math(TaskType):
@@ -160,35 +206,58 @@ class Math(TaskType):
                     "Tom has 3 apples and gets 4 more. How many apples does he have now?")
 
     def from_row(self, row: dict) -> Proposal:
-        question = text_of(row, "question" if "question" in row else "message")
-        return Proposal(self.name, super().from_row(row | {"input": ""}).program, ("",), question)
+        """As `TaskType.from_row`; the question may stand under its name in a run's tasks.jsonl, message."""
+        name = "message"
+        if "question" in row:
+            name = "question"
+        question = text_of(row, name)
+        program = super().from_row(row | {"input": ""}).program
+        return Proposal(self.name, program, ("",), question)
 
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
         """The question and the program, whose function may be called solution."""
-        questions = [body.strip() for body in written.bodies("question") if body.strip()]
-        programs = [body for tag, body in written.blocks if is_program(tag, body)]
+        programs = []
+        for tag, body in written.blocks:
+            if is_program(tag, body):
+                programs.append(body)
         refuse_unless(written.admits("question", "python"), "syntax")
         refuse_unless(programs, "no_program")
         program = normalise(programs[0], limits.source_chars, written.form.tidy, alias="solution")
-        return Proposal(self.name, program, ("",), "".join(questions[:1]))
+        return Proposal(self.name, program, ("",), first_question(written))
 
     def demands(self, proposal: Proposal, limits: Limits) -> None:
+        """As `TaskType.demands`, and a question. A program without parameters may well be constant."""
         refuse_unless(proposal.message, "no_question")
         super().demands(proposal, replace(limits, reject_constant=False))
 
     def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
+        """The task, if its gold is a number that a student can state exactly."""
         task = super().make(proposal, verdict, limits, key)
         gold = decode(task.outputs[0])
-        refuse_unless(exact(gold) is not None, "inexact" if isinstance(gold, float) else "not_a_number")
+        if exact(gold) is None:
+            refuse_unless(not isinstance(gold, float), "inexact")
+            raise Refused("not_a_number")
         return task
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
-        program = task.program.replace("def f(", "def solution(")
-        return super().fields(prompt_format, task, limits) | {"program": program}
+        """As `TaskType.fields`; the program under the name that the template asks for."""
+        fields = super().fields(prompt_format, task, limits)
+        return fields | {"program": task.program.replace("def f(", "def solution(")}
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:
         """The text that states the number."""
-        return block if rational(block) else ""
+        if rational(block):
+            return block
+        return ""
 
     def is_correct(self, task: Task, answer: str) -> bool:
+        """Whether an answer states the gold number."""
         return exact(decode(task.outputs[0])) in rational(answer)
+
+
+def first_question(written: Answer) -> str:
+    """The first question that a teacher wrote, "" where there is none."""
+    for body in written.bodies("question"):
+        if body.strip():
+            return body.strip()
+    return ""
