@@ -20,12 +20,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "micro" / "README.md", *(ROOT / "course").glob("*.md")]
 MARK = "not tried here"
+TRIED = re.compile(r"# tried with \w+ \d+\.\d+\.\d+")         # of a program of others: its name and version
 # What nobody could run where this repository was written: hub ids, a GPU, many cards, the network.
 UNTRIED = re.compile(r"\bQwen/|--device cuda(?!.*--plan)|--shape 7b|per_node=[3-9]")
 # Programs of others, which this repository does not install.
-FOREIGN = ("vllm", "lm_eval", "evalplus.evaluate", "python -c")
+FOREIGN = ("vllm", "lm_eval", "evalplus.", "python -c")
 # What a command begins with, after .venv/bin/ is taken off.
-PROGRAM = re.compile(r"(?!python -c$)(?:python|torchrun|make|vllm|lm_eval|evalplus\.evaluate|[\w/]+\.py) ")
+PROGRAM = re.compile(r"(?!python -c$)(?:python|torchrun|make|vllm|lm_eval|evalplus\.\w+|[\w/]+\.py) ")
 
 
 def relative(path: Path) -> str:
@@ -110,8 +111,9 @@ def check_command(monkeypatch, command: str) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")           # of runpy: a module was imported already
 @every_command
 def test_a_command_is_understood_or_marked(page, command, line, monkeypatch):
-    """Ours are taken by their own argparse, up to where work would begin; others' carry the mark, as does what was not tried."""
-    assert MARK in line or not (command.startswith(FOREIGN) or UNTRIED.search(command)), f"{relative(page)}: {command}"
+    """Ours are taken by their own argparse, up to where work would begin; others' carry the mark or the version that they were tried with."""
+    foreign = command.startswith(FOREIGN)
+    assert MARK in line or foreign and TRIED.search(line) or not (foreign or UNTRIED.search(command)), f"{relative(page)}: {command}"
     if not command.startswith(FOREIGN):
         check_command(monkeypatch, command)
 
