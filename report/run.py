@@ -2,33 +2,42 @@
 missing is None."""
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
 from infra.errors import UserError
+from report.svg import Points
 
 SHOWN = 400                         # tasks that a page shows, at most
 
 
-def get(row, *keys):
+def get(row: object, *keys: str) -> object:
     """row[key][key]..., or None where something is missing or no dict."""
     for key in keys:
-        row = row.get(key) if isinstance(row, dict) else None
+        if not isinstance(row, dict):
+            return None
+        row = row.get(key)
     return row
 
 
-def num(row, *keys) -> float | None:
+def num(row: object, *keys: str) -> float | None:
     """The number at row[key]...; None if it is missing, no number or none that can be drawn (NaN)."""
     value = get(row, *keys)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if number and abs(value) < 1e15 else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if not abs(value) < 1e15:       # NaN, too
+        return None
+    return value
 
 
-def items(row, *keys, kind=dict):
+def items(row: object, *keys: str, kind: type = dict) -> dict | list:
     """The dict (or list) at row[key]..., or an empty one."""
     value = get(row, *keys)
-    return value if isinstance(value, kind) else kind()
+    if not isinstance(value, kind):
+        return kind()
+    return value
 
 
 @dataclass
@@ -43,38 +52,55 @@ class MemberLog:
     born: bool = False              # after the run's first step
     died: bool = False              # before its last
 
-    def points(self, *keys) -> list:
-        """[(step, the number at keys)] over its life."""
+    def points(self, *keys: str) -> Points:
+        """The number at keys over its life."""
         return [(step, num(row, *keys)) for step, row in self.rows]
 
     def descent(self) -> str:
         """By which operator it was made of whom, and whom it replaced."""
         if self.birth is None:
             return "unknown" if self.born else "founder"
-        parents = " and ".join(str(get(parent, "name")) for parent in items(self.birth, "parents", kind=list))
-        note = f" ({self.birth['note']})" if self.birth.get("note") else ""
+        parents = [str(get(parent, "name")) for parent in items(self.birth, "parents", kind=list)]
         victim = get(self.birth, "victim", "name")
+        told = f"{self.birth.get('operator')} of {' and '.join(parents)}, in place of {victim}"
+        if self.birth.get("note"):
+            told += f" ({self.birth['note']})"
         trial = items(self.birth, "trial")
         if trial:
-            note += f"; best of {len(items(trial, 'children', kind=list))} on {num(trial, 'n_tasks')} tasks"
-        return f"{self.birth.get('operator')} of {parents}, in place of {victim}{note}"
+            n_children = len(items(trial, "children", kind=list))
+            told += f"; best of {n_children} on {num(trial, 'n_tasks')} tasks"
+        return told
+
+
+def step_of(row: object) -> int | None:
+    """The number of the step that a line of a log is about; None where it has none."""
+    step = num(row, "step")
+    if step is None or step != int(step) or not 0 <= step < 1e9:
+        return None
+    return int(step)
 
 
 class RunLog:
     """A run's directory, read; `notes` says what was wrong with it. Raises UserError if it is no run."""
 
     def __init__(self, path: Path):
-        self.path, self.name, self.notes = path, path.resolve().name, []
-        if not any((path / name).exists() for name in ("config.json", "metrics.jsonl")):
+        self.path = path
+        self.name = path.resolve().name
+        self.notes = []
+        logged = (path / "metrics.jsonl").exists()
+        if not logged and not (path / "config.json").exists():
             raise UserError(f"{path} is no run: no config.json, no metrics.jsonl; give out/NAME")
-        self.config, self.env = self.whole("config.json"), self.whole("env.json")
-        self.metrics = list({row["step"]: row for row in self.lines("metrics.jsonl")}.values())
-        self.metrics.sort(key=lambda row: row["step"])
+        self.config = self.whole("config.json")
+        self.env = self.whole("env.json")
+        by_step = {row["step"]: row for row in self.lines("metrics.jsonl")}
+        self.metrics = [by_step[step] for step in sorted(by_step)]
         births = list(self.lines("genealogy.jsonl", expected=False))
         self.trials = [birth for birth in births if get(birth, "trial")]
-        self.members = self.lives({str(birth.get("child")): birth for birth in births})
-        self.n_tasks = int(max(0, sum(num(row, "n") or 0 for row in self.metrics)))
-        self.tasks = list(islice(self.lines("tasks.jsonl"), 0, None, self.n_tasks // SHOWN + 1))
+        self.members = self.lives(births)
+        n_tasks = sum(num(row, "n") or 0 for row in self.metrics)
+        self.n_tasks = max(0, int(n_tasks))
+        every = self.n_tasks // SHOWN + 1
+        self.tasks = list(islice(self.lines("tasks.jsonl"), 0, None, every))
 
     def whole(self, name: str) -> dict:
         """A file that is one JSON object; {} and a note where it is not."""
@@ -84,10 +110,11 @@ class RunLog:
             self.notes.append(f"{name} could not be read")
             return {}
 
-    def lines(self, name: str, expected: bool = True):
+    def lines(self, name: str, expected: bool = True) -> Iterator[dict]:
         """The objects with a step in a log, one after the other; the others are counted in a note."""
         if not (self.path / name).exists():
-            self.notes += [f"{name} is not there"] if expected else []
+            if expected:
+                self.notes.append(f"{name} is not there")
             return
         bad = 0
         with open(self.path / name, "rb") as f:
@@ -96,23 +123,28 @@ class RunLog:
                     row = json.loads(line)
                 except (ValueError, RecursionError):
                     row = None
-                step = num(row, "step")
-                if step is not None and step == int(step) and 0 <= step < 1e9:
-                    yield row | {"step": int(step)}
-                else:
-                    bad += bool(line.strip())
+                step = step_of(row)
+                if step is not None:
+                    yield row | {"step": step}
+                elif line.strip():
+                    bad += 1
         if bad:
             self.notes.append(f"{bad} line{'s' * (bad > 1)} of {name} skipped: cut off, or no step in it")
 
-    def lives(self, births: dict[str, dict]) -> dict[str, MemberLog]:
+    def lives(self, births: list[dict]) -> dict[str, MemberLog]:
         """Members by name, in the order of their appearance; each role has its family of colours."""
-        members, seen = {}, Counter()
+        birth_of = {str(birth.get("child")): birth for birth in births}
+        members = {}
+        seen = Counter()
         for row in self.metrics:
             for name, measured in items(row, "members").items():
                 if name not in members:
-                    role = "teacher" if get(measured, "role") == "teacher" else "student"
-                    color, style = f"{role[0]}{seen[role] % 6}", f"d{seen[role] // 6 % 3}"
-                    members[name] = MemberLog(name, role, color, style, births.get(name))
+                    role = "student"
+                    if get(measured, "role") == "teacher":
+                        role = "teacher"
+                    color = f"{role[0]}{seen[role] % 6}"
+                    style = f"d{seen[role] // 6 % 3}"       # dashes, where colours come again
+                    members[name] = MemberLog(name, role, color, style, birth_of.get(name))
                     seen[role] += 1
                 members[name].rows.append((row["step"], measured))
         for m in members.values():
@@ -124,20 +156,32 @@ class RunLog:
         """All members of a role that there ever were, in the order of their appearance."""
         return [m for m in self.members.values() if m.role == role]
 
-    def points(self, *keys) -> list:
-        """[(step, the number at keys)] over the run."""
+    def living(self, role: str) -> list[MemberLog]:
+        """Those that are there at the last step."""
+        return [m for m in self.those(role) if not m.died]
+
+    def points(self, *keys: str) -> Points:
+        """The number at keys over the run."""
         return [(row["step"], num(row, *keys)) for row in self.metrics]
 
-    def mean(self, role: str, where: tuple, *keys) -> list:
-        """[(step, mean over a role's members)] of the numbers at keys in what the dict at `where` holds."""
+    def mean(self, role: str, where: tuple[str, ...], *keys: str) -> Points:
+        """The mean over a role's members of the numbers at keys in what the dict at `where` holds."""
         points = []
         for row in self.metrics:
-            measured = items(row, *where)
-            names = [name for name in measured if get(row, "members", name, "role") == role]
-            values = [v for v in (num(measured[name], *keys) for name in names) if v is not None]
-            points.append((row["step"], sum(values) / len(values) if values else None))
+            values = []
+            mean = None
+            for name, measured in items(row, *where).items():
+                value = num(measured, *keys)
+                if value is not None and get(row, "members", name, "role") == role:
+                    values.append(value)
+            if values:
+                mean = sum(values) / len(values)
+            points.append((row["step"], mean))
         return points
 
     def names(self, key: str, most: int = 12) -> list[str]:
         """The keys of the dicts that the run's lines have under `key`, each once."""
-        return list(dict.fromkeys(name for row in self.metrics for name in items(row, key)))[:most]
+        seen = {}
+        for row in self.metrics:
+            seen |= dict.fromkeys(items(row, key))
+        return list(seen)[:most]

@@ -51,7 +51,7 @@ def test_the_result_in_one_sentence_and_four_numbers(tmp_path):
     run = RunLog(path)
     assert opening.result(run) == "Students went from <b>.26 to .74</b> on held-out tasks; never trained on: word problems .06 to .68."
     assert re.findall("<b>(.*?)</b>", opening.numbers(run)) == [".26 → .74", ".06 → .68", ".50 → .50", ".71 → 1.00"]
-    assert "S0, founder: 0.26" in opening.panels(run)[0][1], "the picture says the same"
+    assert "S0, founder: 0.26" in opening.panels(run)[0].chart, "the picture says the same"
     (_, low, high), = opening.interval([(3, .5)], [(3, 100)])
     assert (low, high) == pytest.approx((.4038, .5962), abs=1e-3)
 
