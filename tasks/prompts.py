@@ -20,8 +20,9 @@ def fenced(tag: str, body: str) -> str:
     return f"```{tag}\n{body}\n```\n"
 
 
-PROGRAM, INPUT, OUTPUT = (fenced(*block) for block in (
-    ("python", "{program}"), ("input", "{input}"), ("output", "{output}")))
+PROGRAM = fenced("python", "{program}")
+INPUT = fenced("input", "{input}")
+OUTPUT = fenced("output", "{output}")
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Prompt:
     prefix: str = ""
     system: str = ""
 
-    def filled(self, **fields) -> "Prompt":
+    def filled(self, **fields: object) -> "Prompt":
         """With these in place of its {names}."""
         return Prompt(self.user.format(**fields), self.prefix.format(**fields))
 
@@ -172,13 +173,17 @@ def micro_blocks(text: str) -> list[tuple[str, str]]:
     blocks = []
     for line in text.strip("\n").split("\n"):
         tag = MICRO_TAGS.get(line[:1], "python")
-        body = line[1:] if tag in ("answer", "trace") else line
+        body = line
+        if tag in ("answer", "trace"):
+            body = line[1:]
         if line.startswith("f(") and line.endswith(")"):
             tag = "input"
             body = line[2:-1]
+        # These two have several lines, which stand together.
         if blocks and blocks[-1][0] == tag and tag in ("python", "question"):
             body = f"{blocks.pop()[1]}\n{body}"
         blocks.append((tag, body))
+    # An empty line between two blocks is no program.
     return [block for block in blocks if block != ("python", "")]
 
 
@@ -186,7 +191,7 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """Fenced blocks as (language or "", body), in order, then the boxes of LaTeX as ("boxed", body). Only the
     answer counts where there are answer tags; an answer without fences is one ("answer", body)."""
     tagged = "<answer>" in text
-    if tagged:
+    if tagged:                          # the last of them: a model may correct itself
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
     blocks = read_blocks(text)
     if not blocks and tagged and text.strip() and "```" not in text:
@@ -212,13 +217,15 @@ def concluded(text: str, prompt_format: str) -> str:
     text = text.rpartition(THOUGHT)[2]
     _, is_open, thought = text.rpartition(THINK)
     if is_open and not (enveloped and "<answer>" in thought):
-        return ""
+        return ""                       # cut off while it thought
     return text
 
 
 def envelope_blocks(text: str) -> list[tuple[str, str]]:
     """As `fenced_blocks`, for base models: without an answer tag there is none."""
-    return fenced_blocks(text) if "<answer>" in text else []
+    if "<answer>" not in text:
+        return []
+    return fenced_blocks(text)
 
 
 @dataclass(frozen=True)
@@ -248,7 +255,8 @@ class Answer:
     """What a model wrote, its opening included, as its prompt format cuts it."""
 
     def __init__(self, text: str, prompt_format: str):
-        self.text, self.form = text, FORMATS[prompt_format]
+        self.text = text
+        self.form = FORMATS[prompt_format]
         self.conclusion = concluded(text, prompt_format)
         self.blocks = self.form.blocks(self.conclusion)
 
@@ -258,7 +266,9 @@ class Answer:
 
     def admits(self, *tags: str) -> bool:
         """Whether the blocks may stand for those of these tags: exactly they, where it is strict."""
-        return not self.form.strict or [tag for tag, _ in self.blocks] == list(tags)
+        if not self.form.strict:
+            return True
+        return [tag for tag, _ in self.blocks] == list(tags)
 
     def candidates(self, tags: tuple[str, ...]) -> list[str]:
         """The bodies of the blocks that may hold the answer of a task type with these tags; later ones first
@@ -267,16 +277,29 @@ class Answer:
         alone may be the answer, and a program is all that there is.
         """
         if self.form.strict:
-            wanted = "python" if "python" in tags else "answer"
-            is_protocol = self.admits("python") or wanted == "answer"
-            return [body for tag, body in self.blocks[-1:] if tag == wanted and is_protocol]
-        others = [body for tag, body in self.blocks if tag not in PARTS and tag not in tags]
-        return [*others, *self.bodies(*tags[1:]), *self.bodies(tags[0])]
+            if "python" not in tags:
+                return self.last_body("answer")
+            if self.admits("python"):
+                return self.last_body("python")
+            return []
+        others = []
+        for tag, body in self.blocks:
+            if tag not in PARTS and tag not in tags:
+                others.append(body)
+        return others + self.bodies(*tags[1:]) + self.bodies(tags[0])
+
+    def last_body(self, tag: str) -> list[str]:
+        """The body of the last block, if that has this tag."""
+        if self.blocks and self.blocks[-1][0] == tag:
+            return [self.blocks[-1][1]]
+        return []
 
 
 def template(kind: str, prompt_format: str, phase: str) -> Prompt:
     """What is asked in "propose" or "solve", its {names} not filled in. Raises UserError if nothing is."""
-    prompt = getattr(FORMATS[prompt_format], phase).filled(t=TEMPLATES.get(kind, Template()))
+    asked = getattr(FORMATS[prompt_format], phase)
+    # A new type without a template is asked nothing, which is said below.
+    prompt = asked.filled(t=TEMPLATES.get(kind, Template()))
     if not prompt.user:
         raise UserError(f"--task-types {kind}: prompts.py has no template of it for the {prompt_format} "
                          f"prompt format ({phase})")
@@ -299,7 +322,16 @@ ASKS_DATE = re.compile(r"""strftime_now\(\s*(?:format\s*=\s*)?(["'])(.*?)\1\s*\)
 
 def day_told(tokenizer: object) -> str:
     """Today (YYYY-MM-DD), where the chat template writes the date; else "": no day matters."""
-    return str(date.today()) if ASKS_DATE.search(str(tokenizer.chat_template)) else ""
+    if ASKS_DATE.search(str(tokenizer.chat_template)):
+        return str(date.today())
+    return ""
+
+
+def with_day(source: str, day: str) -> str:
+    """A chat template that writes this date where it asked for today's. transformers hands no function to a
+    template but its own, which looks at the clock."""
+    told = date.fromisoformat(day)
+    return ASKS_DATE.sub(lambda call: repr(told.strftime(call[2])), source)
 
 
 def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begins: bool = True,
@@ -309,8 +341,8 @@ def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begin
     or it raises: it is a program of the base's makers."""
     try:
         source = tokenizer.get_chat_template()
-        if day:     # transformers hands no function to a template but its own, which looks at the clock
-            source = ASKS_DATE.sub(lambda call: repr(date.fromisoformat(day).strftime(call[2])), source)
+        if day:
+            source = with_day(source, day)
         return tokenizer.apply_chat_template(messages, chat_template=source, tokenize=False,
                                              add_generation_prompt=begins,
                                              enable_thinking=FORMATS[prompt_format].thinking)
@@ -334,23 +366,35 @@ def render(prompt: Prompt, prompt_format: str, tokenizer: object, day: str = "")
     Where a template ends inside thinking, a prefix would become a thought, and a student that is to answer at
     once (direct) would think: there the thinking is closed first, with nothing in it.
     """
-    text, opening = prompt.user, prompt.prefix
+    text = prompt.user
+    opening = prompt.prefix
     if prompt_format in ("chat", "direct"):
         messages = [dict(role="user", content=prompt.user)]
         if prompt.system:
             messages.insert(0, dict(role="system", content=prompt.system))
         text = chat_text(messages, prompt_format, tokenizer, day=day)
-        turn = text.removeprefix(chat_text(messages, prompt_format, tokenizer, begins=False, day=day))
-        _, is_open, thought = turn.rpartition(THINK)
-        if is_open and THOUGHT not in thought:
-            if prompt.prefix or not FORMATS[prompt_format].thinking:
-                text = f"{text.rstrip()}\n\n{THOUGHT}\n\n"
-            else:
-                opening = THINK + thought
+        without_turn = chat_text(messages, prompt_format, tokenizer, begins=False, day=day)
+        thought = open_thought(text.removeprefix(without_turn))
+        answers_at_once = prompt.prefix or not FORMATS[prompt_format].thinking
+        if thought and answers_at_once:
+            text = f"{text.rstrip()}\n\n{THOUGHT}\n\n"
+        elif thought:
+            opening = thought
     elif prompt_format == "base":
         text = ENVELOPE.format(text)
-    ids = tokenizer(text + prompt.prefix, add_special_tokens=prompt_format == "base").input_ids
+    # A chat template has written the special tokens already; a second begin token would be one too many.
+    special = prompt_format == "base"
+    ids = tokenizer(text + prompt.prefix, add_special_tokens=special).input_ids
     return Rendered(list(ids), opening)
+
+
+def open_thought(turn: str) -> str:
+    """The thinking that the beginning of an assistant's turn leaves open, with its tag; "" where it does not
+    think."""
+    _, tag, thought = turn.rpartition(THINK)
+    if THOUGHT in thought:
+        return ""
+    return tag and tag + thought
 
 
 def decode_answers(answers: list[list[int]], tokenizer: object, special: bool = True) -> list[str]:
@@ -367,22 +411,35 @@ def decode_answers(answers: list[list[int]], tokenizer: object, special: bool = 
             if added.special and added.content not in (THINK, THOUGHT):
                 dropped.add(token)
     letter = list(tokenizer("a", add_special_tokens=False).input_ids)
-    rows = [letter + [token for token in answer if token not in dropped] for answer in answers]
+    rows = []
+    for answer in answers:
+        rows.append(letter + [token for token in answer if token not in dropped])
+    # Cleaning up would take the spaces before punctuation from a program.
     how = dict(skip_special_tokens=False, clean_up_tokenization_spaces=False)
     n = len(tokenizer.decode(letter, **how))
     return [text[n:] for text in tokenizer.batch_decode(rows, **how)]
 
 
-def show(value, compact: bool = False) -> str:
+def show(value: object, compact: bool = False) -> str:
     """Python literal of a plain value; sets are sorted, as their own order depends on the hash seed."""
-    comma, colon = (",", ":") if compact else (", ", ": ")
+    comma, colon = ", ", ": "
+    if compact:
+        comma, colon = ",", ":"
     if isinstance(value, dict):
-        items = [f"{show(key, compact)}{colon}{show(item, compact)}" for key, item in value.items()]
+        items = []
+        for key, item in value.items():
+            items.append(show(key, compact) + colon + show(item, compact))
         return "{" + comma.join(items) + "}"
     if not isinstance(value, (list, tuple, set, frozenset)):
         return repr(value)
-    inside = [show(item, compact) for item in value]
-    if isinstance(value, (set, frozenset)):     # a frozenset has no literal; {1} == frozenset({1}) counts
-        return "{" + comma.join(sorted(inside)) + "}" if inside else "set()"
-    inside = comma.join(inside) + "," * (isinstance(value, tuple) and len(inside) == 1)
-    return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+    items = [show(item, compact) for item in value]
+    if isinstance(value, list):
+        return "[" + comma.join(items) + "]"
+    if isinstance(value, tuple):
+        if len(items) == 1:
+            return f"({items[0]},)"     # a comma alone makes it a tuple
+        return "(" + comma.join(items) + ")"
+    if not items:
+        return "set()"                  # {} is a dictionary
+    # A frozenset has no literal of its own: {1} == frozenset({1}) counts.
+    return "{" + comma.join(sorted(items)) + "}"
