@@ -34,17 +34,6 @@ def covered(answers: list[tuple[int, int]], k: int) -> float:
     return 1.0 - math.prod(1.0 - pass_at_k(n, right, share) for n, right in answers)
 
 
-def wilson(right: float, n: int) -> tuple[float, float]:
-    """Score interval of a share (Wilson 1927), 95%; (0, 1) for n = 0. right: also a sum of shares."""
-    if n == 0:
-        return 0.0, 1.0
-    p, z = right / n, 1.959964
-    middle = p + z * z / (2 * n)
-    half = z * math.sqrt(max(p * (1 - p), 0.0) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
-
-
 def bootstrap(values: np.ndarray, percentiles: tuple[float, float] = (2.5, 97.5)) -> np.ndarray:
     """95% percentile interval (..., 2) of the mean of values (n, ...), such as differences, by 10,000 draws
     of items. All columns of a draw have the same items."""

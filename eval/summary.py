@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from eval.stats import bootstrap, covered, pass_at_k, wilson
+from eval.stats import bootstrap, covered, pass_at_k
+from measure.shares import wilson
 
 BASE, MEAN = "base", "mean"                       # the bare base among the members, and the members' mean
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UserError
+from measure.shares import wilson
 from report.run import MemberLog, RunLog
 from report.svg import Band, H, Line, Points, W, brief, line_chart, text
 
-Z = 1.96                            # of a 95% interval
 CHART = (Path(__file__).parent / "chart.css").read_text(encoding="utf-8")
 ABSENT = '<p class="absent">Absent: this run did not log it.</p>'
 CROWD = 6                           # of a role that live at the end; of more, names would cover each other
@@ -95,10 +95,8 @@ def interval(points: Points, n_tasks: Points) -> Band:
     """Wilson's 95% interval of accuracies over so many tasks at the same steps."""
     band = []
     for (step, p), (_, n) in zip(points, n_tasks):
-        if n and p is not None:
-            middle = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
-            half = Z * (max(0, p * (1 - p)) / n + Z * Z / (4 * n * n)) ** .5 / (1 + Z * Z / n)
-            band.append((step, middle - half, middle + half))
+        if p is not None and n is not None and n > 0:
+            band.append((step, *wilson(p * n, n)))
     return band
 
 

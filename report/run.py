@@ -1,6 +1,5 @@
 """What a run's directory says, read leniently: lines that cannot be read are skipped and counted, what is
 missing is None."""
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from infra.errors import UserError
+from infra.files import json_object, read_log
 from report.svg import Points
 
 SHOWN = 400                         # tasks that a page shows, at most
@@ -105,8 +105,8 @@ class RunLog:
     def whole(self, name: str) -> dict:
         """A file that is one JSON object; {} and a note where it is not."""
         try:
-            return dict(json.loads((self.path / name).read_bytes()))
-        except (OSError, ValueError, TypeError, RecursionError):
+            return json_object((self.path / name).read_bytes())
+        except (OSError, UserError):
             self.notes.append(f"{name} could not be read")
             return {}
 
@@ -116,20 +116,16 @@ class RunLog:
             if expected:
                 self.notes.append(f"{name} is not there")
             return
-        bad = 0
-        with open(self.path / name, "rb") as f:
-            for line in f:
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError):
-                    row = None
-                step = step_of(row)
-                if step is not None:
-                    yield row | {"step": step}
-                elif line.strip():
-                    bad += 1
-        if bad:
-            self.notes.append(f"{bad} line{'s' * (bad > 1)} of {name} skipped: cut off, or no step in it")
+        skipped = []
+        for row in read_log(self.path / name, damaged=skipped):
+            step = step_of(row)
+            if step is None:
+                skipped.append("no step")
+            else:
+                yield row | {"step": step}
+        if skipped:
+            lines = "line" if len(skipped) == 1 else "lines"
+            self.notes.append(f"{len(skipped)} {lines} of {name} skipped: cut off, or no step in it")
 
     def lives(self, births: list[dict]) -> dict[str, MemberLog]:
         """Members by name, in the order of their appearance; each role has its family of colours."""

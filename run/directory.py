@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from infra.errors import UserError
-from infra.files import json_object
+from infra.files import json_object, read_log
 
 try:
     import fcntl
@@ -69,9 +69,9 @@ class RunDir:
 
     def rows(self, name: str, size: int | None = None) -> list[dict]:
         """The first `size` bytes of a log (None: all), read back; [] without the file. Raises UserError."""
-        def parse(path: Path) -> list[dict]:
-            return list(map(json_object, path.read_bytes()[:size].splitlines()))
-        return self.read(name, parse) if (self.path / name).exists() else []
+        if not (self.path / name).exists():
+            return []
+        return self.read(name, lambda path: list(read_log(path, size)))
 
     def write_json(self, name: str, data: dict) -> None:
         """Write a small file whole: a kill in between leaves the old one."""

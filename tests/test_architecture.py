@@ -18,6 +18,7 @@ PLAN = {
     "sandbox": "infra",
     "micro.programs": "",
     "run.terminal": "",
+    "measure.shares": "",
     "verifier": "infra sandbox",
     "tasks": "infra sandbox verifier",
     "rewards": "",
@@ -38,10 +39,10 @@ PLAN = {
     "weights.__main__": BELOW,              # the command, which looks at all that a base is used for
     "train": f"{BELOW} run measure",
     "nano": "tasks verifier",
-    "report": "infra run.terminal",
+    "report": "infra run.terminal measure.shares",
     "micro": "infra sandbox micro.programs verifier tasks model weights generate",
     "bench": f"{BELOW} run measure train micro",
-    "eval": f"{BELOW} run measure train micro",
+    "eval": f"{BELOW} run measure measure.shares train micro",
     "course": f"{BELOW} run measure",
     "sample": f"{BELOW} run measure eval",
 }

@@ -8,6 +8,7 @@ from tiny_run import rows as rows_of
 from eval import stats, summary
 from eval.population import heldout
 from infra.errors import UserError
+from measure.shares import wilson
 from micro import programs
 from tasks.prompts import render
 from weights import files_hash, save_peft
@@ -48,7 +49,7 @@ def test_the_members_mean():
     found = {line["member"]: line for line in summary.summarise(mine, 9)}
     assert list(found) == ["base", "S0", "S1", "mean"]
     assert found["mean"]["accuracy"] == 0.5 and found["mean"]["minus_base"] == 0
-    assert found["S0"]["minus_base"] == 0.25 and found["mean"]["interval"] == stats.wilson(2, 4)
+    assert found["S0"]["minus_base"] == 0.25 and found["mean"]["interval"] == wilson(2, 4)
     half = summary.with_means({"S0": {"1": 1.0, "2": 0.0}, "S1": {"2": 1.0}})     # an evaluation cut off in between
     assert half["mean"] == {"2": 0.5} and list(half) == ["S0", "S1", "mean"]
     both = summary.with_means({"T0": {"1": 0.0}, "o/step_3/S0": {"1": 1.0}, "S1": {"1": 0.5}, "base": {"1": 1.0}})

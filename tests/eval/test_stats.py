@@ -24,13 +24,6 @@ def test_pass_at_k_is_the_share_of_sets_with_a_right_answer():
             stats.pass_at_k(n, c, k)
 
 
-def test_wilson_interval():
-    """Newcombe 1998, table I: 81/263 and 15/148; and the ends."""
-    for right, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)):
-        assert stats.wilson(right, n) == pytest.approx((low, high), abs=1e-4)
-    assert stats.wilson(0, 0) == (0, 1) and stats.wilson(20, 20)[1] == 1
-
-
 def test_sign_flip_counts_every_pattern():
     """For Darwin's maize Fisher counts 863 of the 2^15 patterns with a sum of 314 or more: 1,726 on both sides."""
     assert sum(DARWIN) == 314 and stats.sign_flip(DARWIN) == 1726 / 2 ** 15
