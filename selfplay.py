@@ -6,14 +6,17 @@ between steps.
 """
 import dataclasses
 import functools
+import itertools
 import random
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 
 import evolve
+from config import Config
 from evolve import ROLES, Member, members_of, plays
 from generate import Prompts, Rollout, SamplingParams, generate
 from infra.distributed import Ranks
@@ -42,27 +45,28 @@ MATCHING_FLOOR = 0.1            # share of the uniform distribution in matching:
 @dataclass(frozen=True)
 class Setup:
     """What does not change during a run."""
-    cfg: object                     # config.Config
-    base: Base
-    adapters: Adapters
-    ranks: Ranks
+    cfg: Config
+    base: Base                      # frozen, with its tokenizer
+    adapters: Adapters              # all members', stacked
+    ranks: Ranks                    # the processes of the run
     sandbox: Sandbox | PortableVerifier | None      # process 0 only
-    limits: Limits
+    limits: Limits                  # what a program and its values may be like
     task_types: tuple[str, ...]
 
 
 @dataclass
 class ProposalRecord:
-    """One proposal's fate. reason "" = valid; attempts: student name -> verdicts of its attempts."""
+    """What becomes of one proposal in a step. Each phase fills in its fields."""
     teacher: Member
-    kind: str
+    kind: str                       # task type
     group: int                      # proposals sampled from one prompt share a number
-    few_shot: list[Task]
-    text: str = ""
+    few_shot: list[Task]            # the references that the prompt showed
+    text: str = ""                  # as the teacher wrote it
     proposal: Proposal | None = None
-    key: str = ""
-    reason: str = ""
+    key: str = ""                   # of the archive: tells duplicates
+    reason: str = ""                # why it is not valid; "" = valid
     task: Task | None = None
+    # student's name -> the verdict of each of its attempts
     attempts: dict[str, list[str]] = field(default_factory=dict)
     answers: dict[str, list[str]] = field(default_factory=dict)     # the texts of these attempts
     base_rate: float | None = None  # the frozen base's solve rate, where a probe asked it
@@ -70,41 +74,51 @@ class ProposalRecord:
 
     @functools.cached_property
     def statements(self) -> int:
-        """Length of a valid task's program."""
+        """The number of statements in a valid task's program."""
         return TASK_TYPES[self.kind].statements(self.task.program)
 
     @functools.cached_property
     def structure(self) -> str:
-        """Hash of a valid task's program up to names and constants."""
+        """A hash of a valid task's program that is the same whatever its names and constants are."""
         return TASK_TYPES[self.kind].structure(self.task.program)
 
     @functools.cached_property
     def output_size(self) -> tuple[int, int]:
-        """Characters of a valid task's output as displayed, and digits of its longest number."""
+        """How many characters a valid task's output has as displayed, and how many digits its longest
+        number."""
         text = show(decode(self.task.outputs[0]))
-        return len(text), max(map(len, re.findall(r"\d+", text)), default=0)
+        numbers = re.findall(r"\d+", text)
+        return len(text), max(map(len, numbers), default=0)
 
     @property
     def verdicts(self) -> list[str]:
-        """Of all attempts."""
-        return [verdict for attempts in self.attempts.values() for verdict in attempts]
+        """The verdicts of all attempts at the task, student by student."""
+        return list(itertools.chain.from_iterable(self.attempts.values()))
 
     @property
     def solve_rate(self) -> float | None:
-        """Share of all attempts that were correct; None without attempts that were judged."""
+        """The share of all attempts that are correct; None where no attempt was judged."""
         return solve_rate(self.verdicts)
 
     @property
     def unjudged(self) -> bool:
         """Whether the sandbox failed on it, or on every attempt at it: nobody learns from its row."""
-        return self.reason == "sandbox_failure" or bool(self.verdicts) and self.solve_rate is None
+        if self.reason == "sandbox_failure":
+            return True
+        was_tried = len(self.verdicts) > 0
+        return was_tried and self.solve_rate is None
+
+
+# Who meets whom, (teacher, student); and who attempted which task, in the order of Attempts
+Pairs = list[tuple[Member, Member]]
+Solved = list[tuple[ProposalRecord, Member]]
 
 
 @dataclass
 class Attempts:
     """n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
-    rollout: Rollout
-    texts: list[str]
+    rollout: Rollout                # a row for each attempt
+    texts: list[str]                # of each row, the prompt's opening included
     verdicts: list[list[str]]       # per task: of each attempt, as TaskType.verify says
 
 
@@ -112,7 +126,7 @@ class Attempts:
 class RoleRows:
     """What the members of a role wrote in a step, N rows, and what each row is paid."""
     role: str
-    rollout: Rollout
+    rollout: Rollout                # N rows
     reward: list[float | None]      # None: the sandbox failed on it, the row is left out
     group: list[int]                # rows of one prompt share a number
     kind: list[str]                 # task type
@@ -123,15 +137,20 @@ def make_rng(*key: int) -> random.Random:
     return random.Random("/".join(map(str, key)))
 
 
-def mean(values) -> float | None:
-    """Mean of those that are not None, or None of nothing (JSON has no nan)."""
-    values = [v for v in values if v is not None]
-    return sum(values) / len(values) if values else None
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are not None; None where there are none, since JSON has no nan."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    return sum(known) / len(known)
 
 
 def solve_rate(verdicts: list[str]) -> float | None:
-    """Share of the attempts on which the sandbox did not fail that are correct; None of nothing."""
-    return mean(verdict == "correct" for verdict in verdicts if verdict != UNJUDGED)
+    """The share of correct attempts among those that were judged; None where none was."""
+    n_judged = len(verdicts) - verdicts.count(UNJUDGED)     # the sandbox failed on the others
+    if not n_judged:
+        return None
+    return verdicts.count("correct") / n_judged
 
 
 # --- asking and judging -------------------------------------------------------------------------------------
@@ -142,45 +161,86 @@ def fits(s: Setup, prompt: Prompt) -> bool:
     return len(rendered.ids) + s.cfg.max_new_tokens <= s.base.model.cfg.max_position_embeddings
 
 
-def ask(s: Setup, prompts: list[Prompt], slots: list[int], step: int, phase: int, n: int,
-        temperature: float | None = None, desc: str = "") -> tuple[Rollout, list[str]]:
-    """n answers to each prompt by its slot's member (-1 = base): rollout, texts with their openings."""
+def ask(
+    s: Setup,
+    prompts: list[Prompt],
+    slots: list[int],                   # who answers each prompt; -1 = the frozen base
+    step: int,
+    phase: int,
+    n: int,
+    temperature: float | None = None,   # None = cfg.temperature
+    desc: str = "",
+) -> tuple[Rollout, list[str]]:
+    """n answers to each prompt: the rollout, and the answers' texts, each with the opening that its prompt
+    began for it."""
     cfg, base = s.cfg, s.base
+    if temperature is None:
+        temperature = cfg.temperature
+    # from here on by row: answer j to prompt i is row i * n + j
     asked = [render(prompt, base.prompt_format, base.tokenizer, base.day) for prompt in prompts]
-    # a key holds no negative number, and the base's slot is -1
-    keys = [(cfg.seed, step + 1, phase, slots[row // n] + 1, row) for row in range(n * len(slots))]
-    sampling = SamplingParams(n, cfg.temperature if temperature is None else temperature, cfg.max_new_tokens,
-                              cfg.rollout_batch, FORMATS[base.prompt_format].closing, desc)
+    keys = []                           # what each row's draws depend on
+    for row in range(n * len(prompts)):
+        # a key holds no negative number, and the base's slot is -1
+        keys.append((cfg.seed, step + 1, phase, slots[row // n] + 1, row))
+
+    closing = FORMATS[base.prompt_format].closing
+    sampling = SamplingParams(n, temperature, cfg.max_new_tokens, cfg.rollout_batch, closing, desc)
     ids = [rendered.ids for rendered in asked]
     rollout = generate(base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks)
     texts = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
-    return rollout, [asked[i // n].opening + text for i, text in enumerate(texts)]
+    for row, text in enumerate(texts):
+        texts[row] = asked[row // n].opening + text
+    return rollout, texts
 
 
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
-    """Verdicts of the sandbox. It runs in process 0 alone: a close time limit cannot divide the processes."""
+    """The sandbox's verdict on each job. It runs in process 0 alone: else a job close to its time limit could
+    end in one way here and in another there, and the processes would go apart."""
+    def judge() -> list[tuple]:
+        verdicts = s.sandbox.run(jobs) if jobs else []
+        return list(map(dataclasses.astuple, verdicts))         # what JSON can carry
+
+    verdicts = []
     # without jobs, too: all processes take part in a broadcast
-    rows = s.ranks.broadcast(lambda: list(map(dataclasses.astuple, s.sandbox.run(jobs) if jobs else [])))
-    return [Verdict(end, tuple(outputs), tuple(errors), cpu_s) for end, outputs, errors, cpu_s in rows]
+    for end, outputs, errors, cpu_s in s.ranks.broadcast(judge):
+        verdicts.append(Verdict(end, tuple(outputs), tuple(errors), cpu_s))
+    return verdicts
 
 
-def attempt(s: Setup, tasks: list[Task], slots: list[int], step: int, phase: int, n: int,
-            temperature: float | None = None, desc: str = "") -> Attempts:
-    """n attempts at each task by the member in its slot, judged. Answers are data to the sandbox."""
-    prompts = [TASK_TYPES[task.kind].solve(s.base.prompt_format, task, s.limits) for task in tasks]
+def prompt_student(s: Setup, task: Task) -> Prompt:
+    """The prompt that asks a student to solve a task."""
+    return TASK_TYPES[task.kind].solve(s.base.prompt_format, task, s.limits)
+
+
+def attempt(
+    s: Setup,
+    tasks: list[Task],
+    slots: list[int],                   # who attempts each task; -1 = the frozen base
+    step: int,
+    phase: int,
+    n: int,
+    temperature: float | None = None,
+    desc: str = "",
+) -> Attempts:
+    """n attempts at each task, judged. Answers are data to the sandbox, and never run outside of it."""
+    prompts = [prompt_student(s, task) for task in tasks]
     rollout, texts = ask(s, prompts, slots, step, phase, n, temperature, desc)
+    # all attempts are judged in one go: the sandbox works on many at once
     by_task = [texts[i * n:(i + 1) * n] for i in range(len(tasks))]
     run = functools.partial(run_jobs, s)
-    return Attempts(rollout, texts, verify_answers(tasks, by_task, s.base.prompt_format, s.limits, run))
+    verdicts = verify_answers(tasks, by_task, s.base.prompt_format, s.limits, run)
+    return Attempts(rollout, texts, verdicts)
 
 
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
     """Gold outputs for given proposals. Raises UserError naming the first invalid one."""
-    verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p) for p in proposals])
+    jobs = [TASK_TYPES[p.kind].job(p) for p in proposals]
+    verdicts = run_jobs(s, jobs)        # of invalid ones, too: the first is found below, with its number
     tasks = []
     for number, (p, verdict) in enumerate(zip(proposals, verdicts), 1):
         kind = TASK_TYPES[p.kind]
         result = kind.check(p, s.limits)
+        # a user may give a program that ignores its input; a teacher may not
         if not result or result.reason == "ignores_input":
             result = kind.accept(p, verdict, s.limits, kind.key(p, s.cfg.dedupe))
         if isinstance(result, Reject):
@@ -190,52 +250,95 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
     return tasks
 
 
-# --- the phases ---------------------------------------------------------------------------------------------
+# --- match --------------------------------------------------------------------------------------------------
 
-def match(s: Setup, members: list[Member], step: int) -> list[tuple[Member, Member]]:
-    """Every teacher, or cfg.matches of them, draws a student by who would win as ratings predict: pairs."""
-    system, rng = RATINGS[s.cfg.rating](), make_rng(s.cfg.seed, step, MATCH)
-    return evolve.match(members_of(members, "teacher"), members_of(members, "student"),
-                        lambda teacher, student: system.p_win(student.rating, teacher.rating),
-                        s.cfg.matching, MATCHING_FLOOR, rng, step, s.cfg.matches)
+def match(s: Setup, members: list[Member], step: int) -> Pairs:
+    """The pairs of a step: every teacher, or cfg.matches of them, draws a student by what the ratings predict
+    of a match between them."""
+    system = RATINGS[s.cfg.rating]()    # TrueSkill or Elo
+
+    def p_beats(teacher: Member, student: Member) -> float:
+        return system.p_win(student.rating, teacher.rating)
+
+    return evolve.match(
+        members_of(members, "teacher"),
+        members_of(members, "student"),
+        p_beats,
+        s.cfg.matching,
+        MATCHING_FLOOR,
+        make_rng(s.cfg.seed, step, MATCH),
+        step,
+        s.cfg.matches,
+    )
 
 
-def prompt_teacher(s: Setup, archive: Archive, kind: str, rng: random.Random) -> tuple[Prompt, list[Task]]:
+# --- propose and verify -------------------------------------------------------------------------------------
+
+def prompt_teacher(
+    s: Setup,
+    archive: Archive,
+    kind: str,
+    rng: random.Random,
+) -> tuple[Prompt, list[Task]]:
     """A prompt for a teacher, and the references in it: as many of those drawn as fit the base's context."""
     few_shot = archive.references(kind, max(1, s.cfg.n_few_shot), rng)
+    fewest = 1 if kind == "code_f" else 0           # a teacher of code_f is given the program
     while True:
         prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
-        if len(few_shot) <= (kind == "code_f") or fits(s, prompt):
+        if len(few_shot) <= fewest or fits(s, prompt):
             return prompt, few_shot
         few_shot = few_shot[:-1]
 
 
+def types_met(s: Setup, teacher: Member, pairs: Pairs) -> list[str]:
+    """The task types that a teacher plays and at least one of the students that it meets plays, too."""
+    met = [student for other, student in pairs if other is teacher]
+    types = []
+    for kind in s.task_types:
+        if plays(teacher, kind) and any(plays(student, kind) for student in met):
+            types.append(kind)
+    return types
+
+
 def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
-    """With --tasks, what each teacher would write: so many tasks of the file, or fresh programs."""
-    n, dealt = s.cfg.n_prompts * s.cfg.proposals_per_prompt, []
+    """What stands for the teachers' proposals with --tasks: as many tasks as they would write, from the file
+    or from fresh programs."""
+    # A task's number says which it is, so that runs of one seed learn from the same tasks.
+    dealt = []
+    n = s.cfg.n_prompts * s.cfg.proposals_per_prompt            # tasks of each teacher
+    n_playing = s.cfg.matches or s.cfg.teachers
     for row in range(n * len(teachers)):
         teacher = teachers[row // n]
         types = tuple(kind for kind in s.task_types if plays(teacher, kind))
-        number = step * n * (s.cfg.matches or s.cfg.teachers) + row
+        number = step * n * n_playing + row                     # counts up over the whole run
         if s.cfg.tasks == FRESH:
-            p = Proposal(types[number % len(types)], *fresh_program(f"{s.cfg.seed}/fresh/{number}"))
+            kind = types[number % len(types)]
+            program, inputs = fresh_program(f"{s.cfg.seed}/fresh/{number}")
+            proposal = Proposal(kind, program, inputs)
         else:
-            p = given_task(s.cfg.tasks, s.task_types, types, s.cfg.seed, number)
-        dealt.append(ProposalRecord(teacher, p.kind, row, [], proposal=p))
+            proposal = given_task(s.cfg.tasks, s.task_types, types, s.cfg.seed, number)
+        dealt.append(ProposalRecord(teacher, proposal.kind, row, [], proposal=proposal))
     return dealt
 
 
-def propose(s: Setup, archive: Archive, pairs: list[tuple[Member, Member]], step: int,
-            desc: str = "") -> tuple[Rollout | None, list[ProposalRecord]]:
+def propose(
+    s: Setup,
+    archive: Archive,
+    pairs: Pairs,
+    step: int,
+    desc: str = "",
+) -> tuple[Rollout | None, list[ProposalRecord]]:
     """Every teacher of a match writes n_prompts x proposals_per_prompt proposals, in turn of the task types
     that it and one of its students play. No rollout with --tasks, where nobody writes."""
-    prompts, slots, proposed = [], [], []
-    teachers = sorted({m.slot: m for m, _ in pairs}.values(), key=lambda m: m.slot)
+    by_slot = {teacher.slot: teacher for teacher, _ in pairs}           # a teacher may have several matches
+    teachers = [by_slot[slot] for slot in sorted(by_slot)]
     if s.cfg.tasks:
         return None, deal(s, teachers, step)
+
+    # Every draw is keyed by the teacher, so that its prompts do not depend on who else is there.
+    prompts, slots, proposed = [], [], []
     for teacher in teachers:
-        met = [student for other, student in pairs if other is teacher]
-        types = [kind for kind in s.task_types if plays(teacher, kind) and any(plays(m, kind) for m in met)]
+        types = types_met(s, teacher, pairs)
         for i in range(s.cfg.n_prompts):
             kind = types[(step * s.cfg.n_prompts + i) % len(types)]
             rng = make_rng(s.cfg.seed, step, PROPOSE, teacher.slot, i)
@@ -244,7 +347,9 @@ def propose(s: Setup, archive: Archive, pairs: list[tuple[Member, Member]], step
                 proposed.append(ProposalRecord(teacher, kind, len(prompts), few_shot))
             prompts.append(prompt)
             slots.append(teacher.slot)
+
     rollout, texts = ask(s, prompts, slots, step, PROPOSE, s.cfg.proposals_per_prompt, desc=desc)
+    # A text that does not parse is a proposal, too: it is paid the penalty, and its teacher learns from it.
     for p, text in zip(proposed, texts, strict=True):
         p.text = text
         parsed = TASK_TYPES[p.kind].parse_proposal(text, s.base.prompt_format, p.few_shot, s.limits)
@@ -257,41 +362,77 @@ def propose(s: Setup, archive: Archive, pairs: list[tuple[Member, Member]], step
 
 def verify(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int) -> None:
     """Run what parses; fill in task or reason. Duplicates of archive or batch are invalid (cfg.dedupe)."""
-    ready, fresh, next_id = [], set(), archive.n_added
+    # A look at the text refuses most of what is not valid, and costs less than a process.
+    ready = []                          # what has to be run
     for p in proposed:
-        if p.proposal:
-            kind = TASK_TYPES[p.kind]
-            refused = kind.check(p.proposal, s.limits)
-            p.key = "" if refused else kind.key(p.proposal, s.cfg.dedupe)
-            repeated = "duplicate" if s.cfg.dedupe != "off" and p.key in archive.keys else ""
-            p.reason = refused.reason if refused else repeated
-            ready += [] if p.reason else [p]
-    verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p.proposal) for p in ready])
+        if not p.proposal:
+            continue
+        p.reason = refused_unseen(s, archive, p)
+        if not p.reason:
+            ready.append(p)
+    jobs = [TASK_TYPES[p.kind].job(p.proposal) for p in ready]
+    verdicts = run_jobs(s, jobs)
+
+    # The order of the batch decides which of two equal proposals is the duplicate.
+    fresh = set()                       # keys of this step's valid tasks
+    next_id = archive.n_added
     for p, verdict in zip(ready, verdicts, strict=True):
         result = TASK_TYPES[p.kind].accept(p.proposal, verdict, s.limits, p.key)
         if isinstance(result, Reject):
             p.reason = result.reason
         elif s.cfg.dedupe != "off" and p.key in fresh:
             p.reason = "duplicate"
-        elif not fits(s, TASK_TYPES[p.kind].solve(s.base.prompt_format, result, s.limits)):
+        elif not fits(s, prompt_student(s, result)):
             p.reason = "prompt_too_long"
         else:
-            # induction shows the program to call; else the micro format shows nothing
-            n_shown = 1 if p.kind == "code_f" else len(p.few_shot) * (s.base.prompt_format != "micro")
+            parents = tuple(task.id for task in references_shown(s, p))
             p.task = dataclasses.replace(result, id=next_id, teacher=p.teacher.name, step=step,
-                                         parents=tuple(task.id for task in p.few_shot[:n_shown]))
+                                         parents=parents)
             fresh.add(p.key)
             next_id += 1
 
 
-def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord], step: int,
-          desc: str = "") -> tuple[list[tuple[ProposalRecord, Member]], Attempts | None]:
+def refused_unseen(s: Setup, archive: Archive, p: ProposalRecord) -> str:
+    """Why a proposal need not be run, or "" where it has to be. Also fills in its key."""
+    kind = TASK_TYPES[p.kind]
+    refused = kind.check(p.proposal, s.limits)
+    if refused:
+        return refused.reason
+    p.key = kind.key(p.proposal, s.cfg.dedupe)
+    if s.cfg.dedupe != "off" and p.key in archive.keys:
+        return "duplicate"
+    return ""
+
+
+def references_shown(s: Setup, p: ProposalRecord) -> list[Task]:
+    """The references that the teacher could read in its prompt."""
+    if p.kind == "code_f":              # the first one is the program whose inputs it is to write
+        return p.few_shot[:1]
+    if s.base.prompt_format == "micro":                         # a format without references
+        return []
+    return p.few_shot
+
+
+# --- solve --------------------------------------------------------------------------------------------------
+
+def solve(
+    s: Setup,
+    pairs: Pairs,
+    proposed: list[ProposalRecord],
+    step: int,
+    desc: str = "",
+) -> tuple[Solved, Attempts | None]:
     """Each student attempts its teachers' valid tasks: who attempted what; the attempts (None without)."""
-    solved = [(p, student) for teacher, student in pairs for p in proposed
-              if p.task and p.teacher is teacher and plays(student, p.kind)]
+    solved = []
+    for teacher, student in pairs:
+        for p in proposed:
+            if p.task and p.teacher is teacher and plays(student, p.kind):
+                solved.append((p, student))
     if not solved:
         return [], None
-    tasks, slots = [p.task for p, _ in solved], [student.slot for _, student in solved]
+    # a task is asked once for each student that attempts it
+    tasks = [p.task for p, _ in solved]
+    slots = [student.slot for _, student in solved]
     n = s.cfg.samples_per_task
     attempts = attempt(s, tasks, slots, step, SOLVE, n, desc=desc)
     for i, (p, student) in enumerate(solved):
@@ -302,76 +443,107 @@ def solve(s: Setup, pairs: list[tuple[Member, Member]], proposed: list[ProposalR
 
 def trial(s: Setup, tasks: list[Task], slot: int, step: int) -> tuple[float, int]:
     """Share of these tasks that the member in a slot solves greedily, and the tokens of its answers."""
-    s.adapters.page_in([slot])
+    s.adapters.page_in([slot])          # a newborn need not be on the device yet
     done = attempt(s, tasks, [slot] * len(tasks), step, EVOLVE, 1, 0.0)
-    rate = solve_rate([verdict for verdict, in done.verdicts])
-    return rate or 0.0, int(done.rollout.n_tokens.sum())
+    verdicts = list(itertools.chain.from_iterable(done.verdicts))
+    n_tokens = int(done.rollout.n_tokens.sum())
+    return solve_rate(verdicts) or 0.0, n_tokens
 
 
 # --- rewards ------------------------------------------------------------------------------------------------
 
 def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Outcome]:
-    """What rewards may look at, of each valid proposal; the archive is that before the step."""
+    """What a reward may look at, for each valid proposal; the archive is that before the step."""
     majority = {kind: archive.majority_baseline(kind) for kind in s.task_types}
-    structures, unique_at_64 = Counter(archive.recent), archive.unique_at_64()
-    return [Outcome(
-        solve_rate=p.solve_rate or 0.0, base_rate=p.base_rate, kind=p.kind,
-        solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
-        n_attempts=len(p.verdicts) - p.verdicts.count(UNJUDGED), majority_baseline=majority[p.kind],
-        n_tasks=archive.n_added, n_of_kind=len(archive.tasks[p.kind]),
-        n_same_structure=structures[p.structure], unique_at_64=unique_at_64, statements=p.statements)
-        for p in valid]
+    structures = Counter(archive.recent)
+    unique_at_64 = archive.unique_at_64()           # for all proposals the same: it is counted once
+    found = []
+    for p in valid:
+        by_student = {name: solve_rate(verdicts) for name, verdicts in p.attempts.items()}
+        found.append(Outcome(
+            solve_rate=p.solve_rate or 0.0,
+            solve_rates=by_student,
+            n_attempts=len(p.verdicts) - p.verdicts.count(UNJUDGED),
+            base_rate=p.base_rate,
+            kind=p.kind,
+            majority_baseline=majority[p.kind],
+            n_tasks=archive.n_added,
+            n_of_kind=len(archive.tasks[p.kind]),
+            n_same_structure=structures[p.structure],
+            unique_at_64=unique_at_64,
+            statements=p.statements,
+        ))
+    return found
 
 
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
-    """Rewards: of valid proposals by their outcome; others cost cfg.invalid_penalty (AZR, eq. 4 and 6)."""
+    """Fill in the rewards. A valid proposal is paid by its outcome; one that is not valid costs
+    cfg.invalid_penalty (AZR, eq. 4 and 6)."""
+    tried = []
     for p in proposed:
-        p.reward = s.cfg.invalid_penalty if p.reason and not p.unjudged else 0.0
-    tried = [p for p in proposed if not p.reason and not p.unjudged]
+        p.reward = 0.0
+        if p.unjudged:
+            continue                    # neither paid nor blamed
+        if p.reason:
+            p.reward = s.cfg.invalid_penalty
+        else:
+            tried.append(p)
+    pay = TEACHER_REWARDS[s.cfg.teacher_reward]
     for p, outcome in zip(tried, outcomes(s, archive, tried), strict=True):
-        p.reward = TEACHER_REWARDS[s.cfg.teacher_reward](outcome)
+        p.reward = pay(outcome)
 
 
 def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> RoleRows | None:
     """What teachers learn from: their proposals, once paid. None where they wrote none."""
     if rollout is None:
         return None
-    rewards = [None if p.unjudged else p.reward for p in proposed]
-    return RoleRows("teacher", rollout, rewards, [p.group for p in proposed], [p.kind for p in proposed])
+    rows = RoleRows("teacher", rollout, [], [], [])
+    for p in proposed:
+        rows.reward.append(None if p.unjudged else p.reward)
+        rows.group.append(p.group)
+        rows.kind.append(p.kind)
+    return rows
 
 
-def student_rows(s: Setup, solved: list[tuple[ProposalRecord, Member]],
-                 attempts: Attempts | None) -> RoleRows | None:
+def student_rows(s: Setup, solved: Solved, attempts: Attempts | None) -> RoleRows | None:
     """What students learn from: their attempts, each task a group. None where there were none."""
     if not attempts:
         return None
     pay = STUDENT_REWARDS[s.cfg.student_reward]
     rows = RoleRows("student", attempts.rollout, [], [], [])
     for number, ((p, _), verdicts) in enumerate(zip(solved, attempts.verdicts, strict=True)):
-        for verdict in verdicts:        # a violation is paid as wrong
-            rows.reward.append(None if verdict == UNJUDGED else pay.get(verdict, pay["wrong"]))
-        rows.group += [number] * len(verdicts)
-        rows.kind += [p.kind] * len(verdicts)
+        for verdict in verdicts:
+            reward = pay.get(verdict, pay["wrong"])             # a violation is paid as wrong
+            rows.reward.append(None if verdict == UNJUDGED else reward)
+            rows.group.append(number)
+            rows.kind.append(p.kind)
     return rows
 
 
 def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
     """The rows of all roles together; None = a role that wrote nothing. A row that the sandbox failed on is
     left out: no gradient, no part in its group's baseline. Raises OSError if none is left."""
+    # reward, group, role and kind have a number for each row, rollouts a block of rows for each role
     rollouts, reward, group, role, kind = [], [], [], [], []
     for part in parts:
-        kept = [i for i, paid in enumerate(part.reward) if paid is not None] if part else []
-        if kept:
-            n_groups = max(group, default=-1) + 1       # none of two roles, even where rows are left out
-            group += [n_groups + part.group[i] for i in kept]
-            reward += [part.reward[i] for i in kept]
-            role += [ROLES.index(part.role)] * len(kept)
-            kind += [s.task_types.index(part.kind[i]) for i in kept]
-            rollouts.append(part.rollout.select(torch.tensor(kept, device=part.rollout.ids.device)))
+        if part is None:
+            continue
+        kept = [i for i, paid in enumerate(part.reward) if paid is not None]
+        if not kept:
+            continue
+        first_group = max(group, default=-1) + 1        # no two roles share one, even where rows are left out
+        for i in kept:
+            reward.append(part.reward[i])
+            group.append(first_group + part.group[i])
+            role.append(ROLES.index(part.role))
+            kind.append(s.task_types.index(part.kind[i]))
+        rows = torch.tensor(kept, device=part.rollout.ids.device)
+        rollouts.append(part.rollout.select(rows))
+
     if not rollouts:
         raise OSError("no row to learn from: the sandbox failed on every row (mend this machine, then "
                       "--resume the run), or no task of --tasks was valid")
     rollout = Rollout.cat(rollouts)
+    assert len(rollout.member) == len(reward), f"{len(rollout.member)} rows, {len(reward)} rewards"
     columns = [torch.tensor(column, device=rollout.ids.device) for column in (reward, group, role, kind)]
-    assert {len(column) for column in columns} == {len(rollout.member)}, [len(column) for column in columns]
     return Batch(rollout, *columns)
