@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from bench import checks, workload
-from bench.workload import SHAPES, Case, Command, members_of, take_turns
+from bench.workload import SHAPES, Case, Command, owners, take_turns
 from config import Config, resolve_config
 from infra.distributed import Ranks
 from infra.precision import pick_dtype
@@ -97,7 +97,8 @@ class Card:
 
     def put(self, name: str, unit: str, values: list[float]) -> None:
         """Book a figure by its repeats."""
-        self.known["figures"][name] = dict(unit=unit, value=statistics.median(values), values=values)
+        middle = statistics.median(values)
+        self.known["figures"][name] = dict(unit=unit, value=middle, values=values)
 
     def plan(self, name: str, uses: tuple[str, ...], rows: int) -> None:
         """Book the most memory that this part had reserved beside what run/memory.py plans for it."""
@@ -115,7 +116,8 @@ class Card:
         reserved = None
         if self.on_gpu:
             reserved = torch.cuda.max_memory_reserved() / 2 ** 30
-        self.known["memory"][name] = dict(planned=sum(plan[use] for use in used), reserved=reserved)
+        planned = sum(plan[use] for use in used)
+        self.known["memory"][name] = dict(planned=planned, reserved=reserved)
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ def check(card: Card) -> None:
     results += checks.decoding(card.base, adapters, card.sizes.prompt // 2, 16)
     results += checks.gradients(card.base, adapters, card.sizes.checked)
     for result in results:
-        card.known["checks"].append(dataclasses.asdict(result) | dict(held=result.held))
+        told = dataclasses.asdict(result)
+        told["held"] = result.held
+        card.known["checks"].append(told)
 
 
 def decoding(card: Card, rows: int) -> None:
@@ -142,14 +146,16 @@ def decoding(card: Card, rows: int) -> None:
     n = min(sizes.attempts, rows // 8)
     prompts = workload.prompts_of(card.base, rows // n, sizes.prompt)
     cases = []
-    for k, members in ((8, members_of(rows)), (1, [0] * rows)):
+    for k, members in owners(rows).items():
+        asked = members[::n]                        # a prompt's rows belong to one member
         for name, new in ((f"{k}", sizes.new), (f"{k}, prompts alone", 1)):
-            work = workload.decoder(card.base, card.adapters, prompts, members[::n], new, n)
+            work = workload.decoder(card.base, card.adapters, prompts, asked, new, n)
             cases.append(Case(name, work))
     seen = card.turns(cases)
-    for k in (8, 1):
+    n_tokens = rows * (sizes.new - 1)               # the first ones come with the prompts
+    for k in owners(rows):
         first = statistics.median(seen[f"{k}, prompts alone"])
-        rates = [rows * (sizes.new - 1) / (seconds - first) for seconds in seen[f"{k}"]]
+        rates = [n_tokens / (seconds - first) for seconds in seen[f"{k}"]]
         card.put(f"decode_{rows}_{k}", "tokens/s", rates)
     card.plan(f"decoding {rows} rows", GENERATE, rows)
 
@@ -159,7 +165,7 @@ def update(card: Card) -> None:
     sizes = card.sizes
     rows = sizes.rows[0]
     cases = []
-    for k, members in ((8, members_of(rows)), (1, [0] * rows)):
+    for k, members in owners(rows).items():
         rollout = workload.fixed_rollout(card.base, members, sizes.prompt, sizes.new, sizes.attempts)
         work = workload.updater(card.base, card.adapters, rollout, sizes.tokens_per_microbatch)
         cases.append(Case(f"update_{k}", work))
@@ -283,9 +289,11 @@ def card(args: argparse.Namespace) -> dict:
     known = card.known
     todo = parts(card.sizes)
     while todo:
+        # What a part leaves of its time is shared by the later ones.
         began = time.monotonic()
-        card.deadline = began + (end - began) * todo[0].share / sum(part.share for part in todo)
+        shares = sum(part.share for part in todo)
         part = todo.pop(0)
+        card.deadline = began + (end - began) * part.share / shares
         gc.collect()
         if card.on_gpu:
             torch.cuda.empty_cache()

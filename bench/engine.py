@@ -14,7 +14,7 @@ import torch
 
 import rl
 from bench import workload
-from bench.workload import POP, Case, Command, members_of, ratio, show, take_turns
+from bench.workload import POP, Case, Command, members_of, owners, ratio, show, take_turns
 from infra.distributed import Ranks
 from infra.precision import pick_dtype
 from lora import Adapters
@@ -95,14 +95,16 @@ def decode(args: argparse.Namespace) -> dict:
 
     def cases(rows: int) -> list[Case]:
         prompts = workload.prompts_of(base, rows, args.prompt)
-        mixed = members_of(rows)
-        made = [
-            Case("pop8", workload.decoder(base, adapters, prompts, mixed, args.new)),
-            Case("pop1", workload.decoder(base, adapters, prompts, [0] * rows, args.new)),
-            Case("base", workload.decoder(base, None, prompts, [-1] * rows, args.new))]
+        made = []
+        for n, members in owners(rows).items():
+            work = workload.decoder(base, adapters, prompts, members, args.new)
+            made.append(Case(f"pop{n}", work))
+        nobody = [-1] * rows
+        made.append(Case("base", workload.decoder(base, None, prompts, nobody, args.new)))
         if peft:
             ids = torch.tensor(prompts, device=peft.device)
-            made.append(Case("peft_mixed", partial(peft_decode, peft, ids, mixed, args.new)))
+            work = partial(peft_decode, peft, ids, members_of(rows), args.new)
+            made.append(Case("peft_mixed", work))
         return made
 
     return compare(args, cases)
@@ -114,9 +116,10 @@ def update(args: argparse.Namespace) -> dict:
 
     def cases(rows: int) -> list[Case]:
         made = []
-        for name, members in (("pop8", members_of(rows)), ("pop1", [0] * rows)):
+        for n, members in owners(rows).items():
             rollout = workload.fixed_rollout(base, members, args.prompt, args.new, ATTEMPTS)
-            made.append(Case(name, workload.updater(base, adapters, rollout, MICROBATCH)))
+            work = workload.updater(base, adapters, rollout, MICROBATCH)
+            made.append(Case(f"pop{n}", work))
         return made
 
     return compare(args, cases)
@@ -128,12 +131,14 @@ class Step:
     def __init__(self, base: Base, members: list[int], args: argparse.Namespace):
         adapters = workload.population(base, RANK, members[-1] + 1)
         rollout = workload.fixed_rollout(base, members, args.prompt, args.new, ATTEMPTS)
+        # A prompt's rows stand beside each other, and belong to one member.
         prompts = rollout.ids[::ATTEMPTS, :args.prompt].tolist()
-        owners = members[::ATTEMPTS]
-        self.decode = workload.decoder(base, adapters, prompts, owners, args.new, ATTEMPTS)
+        asked = members[::ATTEMPTS]
+        self.decode = workload.decoder(base, adapters, prompts, asked, args.new, ATTEMPTS)
         self.update = workload.updater(base, adapters, rollout, MICROBATCH)
         self.adam = rl.Adam(adapters, [1e-5] * adapters.n_members)
-        self.active = torch.ones(adapters.n_members, dtype=torch.bool, device=rollout.ids.device)
+        everybody = torch.ones(adapters.n_members, dtype=torch.bool)
+        self.active = everybody.to(rollout.ids.device)
 
     def __call__(self) -> None:
         self.decode()
@@ -146,7 +151,10 @@ def step(args: argparse.Namespace) -> dict:
     base, _ = open_base(args)
 
     def cases(rows: int) -> list[Case]:
-        return [Case("pop8", Step(base, members_of(rows), args)), Case("pop1", Step(base, [0] * rows, args))]
+        made = []
+        for n, members in owners(rows).items():
+            made.append(Case(f"pop{n}", Step(base, members, args)))
+        return made
 
     return compare(args, cases)
 

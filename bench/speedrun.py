@@ -54,15 +54,20 @@ def tokens_to_goal(flags: list[str]) -> dict[str, int | None]:
 
 def output_tasks(path: Path) -> Path:
     """A file of the held-out output tasks: unseen task types cost as much again and decide nothing."""
-    lines = [line for line in HELDOUT.open() if json.loads(line)["kind"] == "code_o"]
-    path.write_text("".join(lines))
+    lines = ""
+    for line in HELDOUT.read_text().splitlines(keepends=True):
+        if json.loads(line)["kind"] == "code_o":
+            lines += line
+    path.write_text(lines)
     return path
 
 
 def run(args: argparse.Namespace, seed: int, asked: Path) -> dict[str, int | None]:
     """One training run, its output in a file; measure -> tokens before it was at the goal."""
-    flags = [*RULES, "--out", str(args.out), "--name", f"seed_{seed}", "--seed", str(seed)]
-    flags += ["--heldout", str(asked), *args.train[1:]]
+    flags = [*RULES, "--heldout", str(asked)]
+    flags += ["--out", str(args.out), "--name", f"seed_{seed}"]
+    flags += ["--seed", str(seed)]
+    flags += args.train[1:]                         # without the "--" before them
     with open(args.out / f"seed_{seed}.log", "w") as log, contextlib.redirect_stdout(log):
         return tokens_to_goal(flags)
 

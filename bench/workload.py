@@ -105,7 +105,13 @@ def random_base(shape: str, dtype: torch.dtype, device: torch.device | str) -> B
             p.fill_(1)
         else:
             p.normal_(0, p.shape[-1] ** -.5)
-    return Base(model.fuse(), None, (), "base", Path(shape), graphs=model.embedding.is_cuda)
+    return Base(
+        model=model.fuse(),
+        tokenizer=None,
+        eos_ids=(),
+        prompt_format="base",
+        path=Path(shape),
+        graphs=model.embedding.is_cuda)
 
 
 def population(base: Base, rank: int, n: int = POP, std: float = .01) -> Adapters:
@@ -133,6 +139,11 @@ def members_of(rows: int) -> list[int]:
     return [i * POP // rows for i in range(rows)]
 
 
+def owners(rows: int) -> dict[int, list[int]]:
+    """Number of members -> the member of each row: what 8 cost is seen beside one with all the rows."""
+    return {POP: members_of(rows), 1: [0] * rows}
+
+
 def keys_of(rows: int) -> list[tuple[int, int]]:
     """The random key of each row's answer."""
     return [(7, i) for i in range(rows)]
@@ -145,7 +156,8 @@ def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], mem
     rows = len(prompts) * n
     endless = dataclasses.replace(base, eos_ids=())                 # no answer ends by itself
     sampling = SamplingParams(n, max_new_tokens=new, rollout_batch=rows)
-    return partial(decode_all, endless, adapters, Prompts(prompts, members, keys_of(rows)), sampling)
+    asked = Prompts(prompts, members, keys_of(rows))
+    return partial(decode_all, endless, adapters, asked, sampling)
 
 
 def decode_all(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: SamplingParams) -> None:
@@ -164,7 +176,8 @@ def drawn(base: Base, adapters: Adapters, prompt: int = 40, new: int = 24) -> Ro
         prompts.append(ids[:prompt - prompt // 20 * i])
         members.append(i % adapters.n_members)
     sampling = SamplingParams(2, max_new_tokens=new, rollout_batch=len(prompts))
-    return generate(base, adapters, Prompts(prompts, members, keys_of(2 * len(prompts))), sampling)
+    keys = keys_of(2 * len(prompts))
+    return generate(base, adapters, Prompts(prompts, members, keys), sampling)
 
 
 def fixed_rollout(base: Base, members: list[int], prompt: int, new: int, attempts: int) -> Rollout:
