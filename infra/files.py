@@ -1,7 +1,7 @@
 """Files that people and programs may have damaged, read with the mistake named."""
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from infra.errors import UserError, demand
@@ -35,7 +35,7 @@ def read_log(path: Path, size: int | None = None, damaged: list[str] | None = No
             yield row
 
 
-def demand_fields(row: dict, names: set[str]) -> None:
+def demand_fields(row: dict, names: Set[str]) -> None:
     """Raises UserError unless a JSON object has a field of each of these names."""
     lacking = sorted(names - row.keys())
     demand(not lacking, f"it lacks {', '.join(lacking)}")

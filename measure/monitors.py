@@ -36,27 +36,52 @@ class Halted(Interrupted):
     """An alarm of --halt-on has begun; the step in which it did is finished and in the logs."""
 
 
+def highest_cosine(members: dict[str, dict]) -> float | None:
+    """The mean cosine of the updates of a role's members, of the role where it is highest."""
+    by_role = {}
+    for member in members.values():
+        by_role.setdefault(member["role"], []).append(member.get("cosine"))
+    means = []
+    for cosines in by_role.values():
+        measured = mean(cosines)
+        if measured is not None:
+            means.append(measured)
+    return max(means, default=None)
+
+
 def readings(row: dict) -> dict:
     """What the monitors keep of a step's line of metrics.jsonl; None = not measured."""
-    cosines = {}
+    n_answers = 0
     for member in row["members"].values():
-        cosines.setdefault(member["role"], []).append(member.get("cosine"))
-    n_answers = sum(m.get("n", 0) for m in row["members"].values() if m["role"] == "student")
+        if member["role"] == "student":
+            n_answers += member.get("n", 0)
+    n_unreadable = 0
+    for reason in UNREADABLE:
+        n_unreadable += row["reasons"].get(reason, 0)
     return dict(
-        tasks=row["n"] * (row["valid"] or 0.0), unique=row["unique_at_64"],
-        cosine=max((x for x in map(mean, cosines.values()) if x is not None), default=None),
-        guess=max(row["majority_baseline"].values(), default=None), unsolved=row["solve_0"],
-        characters=row["output_chars"], digits=row["output_digits"],
-        heldout=mean(row.get("heldout_greedy", {}).values()), heldout_se=row.get("heldout_greedy_se"),
-        violations=row["violations"], equal=row.get("equal_rewards", {}),
-        idle=row["frac_zero_advantage"] == 1, proposals=row["n"], answers=n_answers,
-        bad_proposals=sum(row["reasons"].get(reason, 0) for reason in UNREADABLE),
+        tasks=row["n"] * (row["valid"] or 0.0),
+        unique=row["unique_at_64"],
+        cosine=highest_cosine(row["members"]),
+        guess=max(row["majority_baseline"].values(), default=None),
+        unsolved=row["solve_0"],
+        characters=row["output_chars"],
+        digits=row["output_digits"],
+        heldout=mean(row.get("heldout_greedy", {}).values()),
+        heldout_se=row.get("heldout_greedy_se"),
+        violations=row["violations"],
+        equal=row.get("equal_rewards", {}),
+        idle=row["frac_zero_advantage"] == 1,
+        proposals=row["n"],
+        bad_proposals=n_unreadable,
+        answers=n_answers,
         bad_answers=row["malformed"] * n_answers)
 
 
 def now(history: list[dict], name: str) -> float | None:
     """Mean of a reading over the latest steps; None of a shorter run, or where it was not measured."""
-    return mean(step[name] for step in history[-WINDOW:]) if len(history) >= WINDOW else None
+    if len(history) < WINDOW:
+        return None
+    return mean(step[name] for step in history[-WINDOW:])
 
 
 def collapse(history: list[dict]) -> str:
@@ -79,26 +104,33 @@ def gaming(history: list[dict]) -> str:
         size, before = now(history, name) or 0.0, now(history[:WINDOW], name) or 0.0
         if size > BOUNDS["growth"] * max(1.0, before):
             return f"{name} of an output grew from {before:.1f} to {size:.1f}"
-    return f"nobody solves {unsolved:.0%} of the tasks" if unsolved > BOUNDS["unsolved"] else ""
+    if unsolved > BOUNDS["unsolved"]:
+        return f"nobody solves {unsolved:.0%} of the tasks"
+    return ""
 
 
 def forgetting(history: list[dict]) -> str:
     """The latest probe against the first, which asked the same tasks."""
-    probes = [step for step in history if step["heldout"] is not None and step["heldout_se"] is not None]
+    probes = []
+    for step in history:
+        if step["heldout"] is not None and step["heldout_se"] is not None:
+            probes.append(step)
     if len(probes) < 2:
         return ""
     first, last = probes[0], probes[-1]
     lost = first["heldout"] - last["heldout"]
     error = (first["heldout_se"] ** 2 + last["heldout_se"] ** 2) ** 0.5
-    worse = lost > BOUNDS["interval"] * error
-    return f"accuracy on held-out tasks is {lost:.2f} below that of the first probe" if worse else ""
+    if lost > BOUNDS["interval"] * error:
+        return f"accuracy on held-out tasks is {lost:.2f} below that of the first probe"
+    return ""
 
 
 def escape(history: list[dict]) -> str:
     """Programs that the sandbox ended for a forbidden system call."""
     n = sum(step["violations"] for step in history[-WINDOW:])
-    words = f"{n} programs of the latest {WINDOW} steps made a forbidden system call"
-    return words if n >= BOUNDS["violations"] else ""
+    if n >= BOUNDS["violations"]:
+        return f"{n} programs of the latest {WINDOW} steps made a forbidden system call"
+    return ""
 
 
 def flat(history: list[dict]) -> str:
@@ -148,15 +180,24 @@ class Monitors:
     """The monitors of a run and what they have read."""
 
     def __init__(self, rows: list[dict] = ()):
-        self.history = [readings(row) for row in rows]
-        self.alarms: dict[str, str] = rows[-1].get("alarms", {}) if rows else {}
+        self.history = list(map(readings, rows))
+        self.alarms: dict[str, str] = {}        # name -> sentence, of those that sound now
+        if rows:
+            self.alarms = rows[-1].get("alarms", {})
 
     def look(self, row: dict) -> tuple[dict[str, str], list[str], list[str]]:
         """A new step's line: its alarms, names of those that begin with it, and what the terminal says."""
         self.history.append(readings(row))
-        before = self.alarms
-        sentences = {name: monitor(self.history) for name, monitor in MONITORS.items()}
-        self.alarms = {name: words for name, words in sentences.items() if words}
-        begun = [name for name in self.alarms if name not in before]
-        over = [f"alarm {name} is over" for name in before if name not in self.alarms]
-        return self.alarms, begun, [f"alarm {name}: {self.alarms[name]}" for name in begun] + over
+        before, self.alarms = self.alarms, {}
+        begun, notes = [], []
+        for name, monitor in MONITORS.items():
+            sentence = monitor(self.history)
+            if sentence:
+                self.alarms[name] = sentence
+                if name not in before:
+                    begun.append(name)
+                    notes.append(f"alarm {name}: {sentence}")
+        for name in before:
+            if name not in self.alarms:
+                notes.append(f"alarm {name} is over")
+        return self.alarms, begun, notes

@@ -6,7 +6,9 @@
 """
 import dataclasses
 import functools
+import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import selfplay
+from config import Config
 from evolve import ROLES, Member, member_order, spread
-from infra.errors import UserError, demand
+from infra.errors import demand
 from infra.files import demand_fields, json_object
 from lora import Adapters
 from rl import Adam
@@ -37,8 +40,12 @@ NAME = re.compile("[A-Z][0-9]{1,9}", re.ASCII)      # a member's, which becomes 
 
 def differing(old: dict, new: dict, free: tuple[str, ...]) -> list[str]:
     """Names of configuration fields that differ, other than those that may."""
-    changed = [name for name in new if name not in free and old.get(name) != new[name]]
-    return [f"{name} ({old.get(name)!r} -> {new[name]!r})" for name in changed]
+    changed = []
+    for name in new:
+        before = old.get(name)
+        if name not in free and before != new[name]:
+            changed.append(f"{name} ({before!r} -> {new[name]!r})")
+    return changed
 
 
 @dataclass
@@ -54,33 +61,42 @@ class State:
 
 # --- the state before step 0 --------------------------------------------------------------------------------
 
-def founders(cfg) -> list[Member]:
+def founders(cfg: Config) -> list[Member]:
     """The members that a run begins with, role by role; with --single one adapter, in slot 0, has all roles.
     --teachers of --pop are teachers, the others students; a role that somebody adds has as many as these."""
-    members, new_rating, types = [], RATINGS[cfg.rating]().new, cfg.task_types.split(",")
+    members = []
+    new_rating = RATINGS[cfg.rating]().new
+    types = cfg.task_types.split(",")
     for number, role in enumerate(ROLES):
         rng = selfplay.make_rng(cfg.seed, -1, selfplay.INIT, number)
-        factor = 1.0 if hasattr(cfg, f"lr_{role}") else cfg.lr_spread       # a role with a rate of its own
+        factor = cfg.lr_spread
+        if hasattr(cfg, f"lr_{role}"):              # a role with a rate of its own
+            factor = 1.0
         size = cfg.teachers if role == "teacher" else cfg.pop - cfg.teachers
         for i, scale in enumerate(spread(size, factor, rng)):
+            name = f"{role[0].upper()}{i}"
             slot = 0 if cfg.single else len(members)
-            niche = (types[i % len(types)],) if cfg.niches else ()
-            members.append(Member(f"{role[0].upper()}{i}", role, slot, new_rating(), niche=niche,
-                                  lr_scale=scale))
+            m = Member(name, role, slot, new_rating(), lr_scale=scale)
+            if cfg.niches:
+                m.niche = (types[i % len(types)],)
+            members.append(m)
     return members
 
 
-def init_state(cfg, setup: Setup, base_hash: str = "") -> State:
+def init_state(cfg: Config, setup: Setup, base_hash: str = "") -> State:
     """The state before step 0: fresh members (or --init), the archive's seeds, the held-out tasks."""
     init_adapters(cfg, setup.adapters, base_hash)
     archive = seeded_archive(setup)
-    tasks = held_out(cfg, setup)
-    heldout = [task for task in tasks if task.kind in setup.task_types]
-    unseen = [task for task in tasks if task.kind not in setup.task_types]
+    heldout, unseen = [], []
+    for task in held_out(cfg, setup):
+        if task.kind in setup.task_types:
+            heldout.append(task)
+        else:
+            unseen.append(task)
     return State(0, founders(cfg), archive, heldout, unseen, dict(generated=0, trained=0))
 
 
-def held_out(cfg, setup: Setup) -> list[Task]:
+def held_out(cfg: Config, setup: Setup) -> list[Task]:
     """The tasks of --heldout, else of the file beside the base's weights, if any: the first of each type. Of
     CRUXEval the validation split, so that a claim can be made on the other one after the run."""
     path = Path(cfg.heldout or setup.base.path / HELD_OUT)
@@ -88,29 +104,32 @@ def held_out(cfg, setup: Setup) -> list[Task]:
         path = cruxeval.FILE
         demand(path.exists(), f"--heldout {CRUXEVAL}: {path} is not there; `python -m eval.code --self-test "
                "--bench cruxeval-o` fetches it, or give the path of the file")
-    demand(path.exists() or not cfg.heldout, f"--heldout {cfg.heldout}: no such file")
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    rows = cruxeval.rows_of(text, "validation")
+    if not path.exists():
+        demand(not cfg.heldout, f"--heldout {cfg.heldout}: no such file")
+        return []
+    rows = cruxeval.rows_of(path.read_text(encoding="utf-8", errors="replace"), "validation")
     if rows:
         tasks = []
         for kind in cruxeval.KINDS.values():
             run = functools.partial(selfplay.run_jobs, setup)
             tasks += cruxeval.tasks_of(rows, kind, cfg.dedupe, run).values()
         return first_of_types(tasks, cfg.n_heldout, setup.task_types)
-    given = first_of_types(read_tasks(path) if path.exists() else [], cfg.n_heldout, setup.task_types)
+    given = first_of_types(read_tasks(path), cfg.n_heldout, setup.task_types)
     return selfplay.make_tasks(setup, given, cfg.heldout or "the base's held-out tasks")
 
 
 def seeded_archive(setup: Setup) -> Archive:
     """The archive that a run begins with. Raises UserError for a seed that is no valid task."""
-    cfg, archive = setup.cfg, Archive(list(setup.task_types))
-    for task in selfplay.make_tasks(setup, seeds(cfg, setup.task_types), cfg.seed_tasks or "seed"):
-        archive.add(dataclasses.replace(task, id=archive.n_added),
-                    TASK_TYPES[task.kind].structure(task.program))
+    cfg = setup.cfg
+    archive = Archive(list(setup.task_types))
+    given = seeds(cfg, setup.task_types)
+    for task in selfplay.make_tasks(setup, given, cfg.seed_tasks or "seed"):
+        structure = TASK_TYPES[task.kind].structure(task.program)
+        archive.add(dataclasses.replace(task, id=archive.n_added), structure)
     return archive
 
 
-def init_adapters(cfg, adapters: Adapters, base_hash: str) -> None:
+def init_adapters(cfg: Config, adapters: Adapters, base_hash: str) -> None:
     """Fresh adapters, or those of --init. Raises UserError where these are more or fewer than members."""
     if not cfg.init:
         for slot in range(adapters.n_members):
@@ -119,24 +138,31 @@ def init_adapters(cfg, adapters: Adapters, base_hash: str) -> None:
         return
     given = [path.parent for path in Path(cfg.init).glob("*/adapter_config.json")]
     given.sort(key=lambda path: member_order(path.name))
-    if len(given) != adapters.n_members:
-        raise UserError(f"--init {cfg.init} holds {len(given)} adapters for {adapters.n_members} members")
+    demand(len(given) == adapters.n_members,
+           f"--init {cfg.init} holds {len(given)} adapters for {adapters.n_members} members")
     for slot, path in enumerate(given):
         load_peft(adapters, slot, path, base_hash)
 
 
-def seeds(cfg, task_types: tuple[str, ...]) -> list[Proposal]:
+def seeds(cfg: Config, task_types: tuple[str, ...]) -> list[Proposal]:
     """What the archive begins with: --seed-tasks or the identity program, and the own examples of types that
     have no task there. Raises UserError for a file without tasks."""
     proposals = read_tasks(cfg.seed_tasks) if cfg.seed_tasks else [IDENTITY]
-    if not proposals:
-        raise UserError(f"--seed-tasks {cfg.seed_tasks} holds no tasks: give at least one, or leave it out")
+    demand(proposals,
+           f"--seed-tasks {cfg.seed_tasks} holds no tasks: give at least one, or leave it out")
     given = {p.kind for p in proposals}
-    plays_code, has_code = (any(kind.startswith("code") for kind in kinds) for kinds in (task_types, given))
-    if plays_code and not has_code:
+    if has_code(task_types) and not has_code(given):
         proposals.append(IDENTITY)
-    return proposals + [TASK_TYPES[kind].seed for kind in task_types
-                        if TASK_TYPES[kind].seed and kind not in given]
+    for kind in task_types:
+        own = TASK_TYPES[kind].seed
+        if own and kind not in given:
+            proposals.append(own)
+    return proposals
+
+
+def has_code(kinds: Iterable[str]) -> bool:
+    """Whether a task type of code is among these."""
+    return any(kind.startswith("code") for kind in kinds)
 
 
 def first_of_types(proposals: list[Proposal] | list[Task], n: int, played: tuple[str, ...]) -> list:
@@ -144,7 +170,11 @@ def first_of_types(proposals: list[Proposal] | list[Task], n: int, played: tuple
     by_kind = {}
     for p in proposals:
         by_kind.setdefault(p.kind, []).append(p)
-    return [p for kind, own in by_kind.items() for p in own[:n if kind in played else -(-n // 3)]]
+    chosen = []
+    for kind, own in by_kind.items():
+        n_of_kind = n if kind in played else math.ceil(n / 3)
+        chosen += own[:n_of_kind]
+    return chosen
 
 
 # --- tasks.jsonl --------------------------------------------------------------------------------------------
@@ -155,11 +185,21 @@ def task_rows(proposed: list[ProposalRecord], step: int) -> list[dict]:
     for p in proposed:
         row = dict(step=step, teacher=p.teacher.name, kind=p.kind, reason=p.reason, reward=p.reward)
         if p.task:
-            t = p.task
-            answers = {name: [text[-MAX_LOGGED:] for text in texts] for name, texts in p.answers.items()}
-            row |= dict(id=t.id, program=t.program, inputs=t.inputs, outputs=t.outputs, message=t.message,
-                        key=t.key, parents=t.parents, solve_rate=p.solve_rate, attempts=p.attempts,
-                        answers=answers, statements=p.statements)
+            answers = {}
+            for name, texts in p.answers.items():
+                answers[name] = [text[-MAX_LOGGED:] for text in texts]      # what it answers stands last
+            row |= dict(
+                id=p.task.id,
+                program=p.task.program,
+                inputs=p.task.inputs,
+                outputs=p.task.outputs,
+                message=p.task.message,
+                key=p.task.key,
+                parents=p.task.parents,
+                solve_rate=p.solve_rate,
+                attempts=p.attempts,
+                answers=answers,
+                statements=p.statements)
         else:
             row["text"] = p.text[:MAX_LOGGED]
         rows.append(row)
@@ -168,7 +208,7 @@ def task_rows(proposed: list[ProposalRecord], step: int) -> list[dict]:
 
 def task_of(row: dict) -> Task:
     """The task of a valid proposal's line, or of state.json. Raises UserError for an unknown type."""
-    names = {f.name for f in dataclasses.fields(Task)}
+    names = Task.__dataclass_fields__.keys()
     demand_fields(row, names)
     demand(row["kind"] in TASK_TYPES, f"{str(row['kind'])[:40]!r} is no task type")
     own = {}
@@ -181,21 +221,31 @@ def task_of(row: dict) -> Task:
 
 def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str) -> None:
     """Checkpoint of the state before `state.step`: PEFT directories, optimiser, metadata; never the base."""
-    n_learned, base = adam.steps.tolist(), setup.cfg.base
+    n_learned = adam.steps.tolist()
 
     def fill(directory: Path) -> None:
         """The tensors; run.save adds the metadata and makes the whole appear at once."""
         (directory / OPTIMIZER).mkdir()
         for slot, name in slots(state.members).items():
-            save_peft(setup.adapters, slot, directory / name, base, base_hash)
+            save_peft(setup.adapters, slot, directory / name, setup.cfg.base, base_hash)
             if n_learned[slot]:
                 tensors = {key: x.contiguous() for key, x in adam.state_dict(slot).items()}
                 save_file(tensors, directory / OPTIMIZER / f"{name}.safetensors")
 
-    kept = dict(members=state.members, heldout=state.heldout, unseen=state.unseen, seeds=state.archive.seeds)
-    rows = {name: list(map(dataclasses.asdict, own)) for name, own in kept.items()}
-    run.save(state.step, dict(base_files=base_hash, totals=state.totals, optimizer_steps=n_learned, **rows),
-             fill, setup.cfg.keep)
+    metadata = dict(
+        base_files=base_hash,
+        totals=state.totals,
+        optimizer_steps=n_learned,
+        members=rows_of(state.members),
+        heldout=rows_of(state.heldout),
+        unseen=rows_of(state.unseen),
+        seeds=rows_of(state.archive.seeds))
+    run.save(state.step, metadata, fill, setup.cfg.keep)
+
+
+def rows_of(things: list) -> list[dict]:
+    """Dataclasses as JSON has them."""
+    return list(map(dataclasses.asdict, things))
 
 
 def slots(members: list[Member]) -> dict[int, str]:
@@ -210,18 +260,23 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
         """The same of a state.json; run.read explains what it raises."""
         state = json_object(path.read_bytes())
         demand_fields(state, STATE)
-        members = [Member.from_json(m) for m in state["members"]]
-        metadata = {name: [task_of(row) for row in state[name]] for name in ("heldout", "unseen", "seeds")}
-        metadata |= dict(step=step, base_files=state["base_files"], totals=dict(state["totals"]),
-                         optimizer_steps=list(map(int, state["optimizer_steps"])),
-                         logs={name: int(state["logs"][name]) for name in LOGS})
+        members = list(map(Member.from_json, state["members"]))
         for m in members:
             demand(m.role in ROLES and NAME.fullmatch(m.name), f"{m.name[:40]!r} is no member's name")
+        demand_fields(state["logs"], set(LOGS))
+        metadata = dict(
+            step=step,
+            base_files=state["base_files"],
+            totals=state["totals"],
+            optimizer_steps=state["optimizer_steps"],
+            logs=state["logs"])
+        for name in ("heldout", "unseen", "seeds"):
+            metadata[name] = list(map(task_of, state[name]))
         return members, metadata
     return run.read(f"step_{step}/state.json", read)
 
 
-def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
+def archive_at(run: RunDir, metadata: dict, task_types: Iterable[str]) -> Archive:
     """What a run had seen at a checkpoint with this state.json. Raises UserError for shorter logs."""
     for name, size in run.sizes().items():
         demand(size >= metadata["logs"][name], f"{run.path / name} is shorter than step_{metadata['step']} "
@@ -243,14 +298,15 @@ def archive_at(run: RunDir, metadata: dict, task_types) -> Archive:
     return archive
 
 
-def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: int) -> State:
+def restore(run: RunDir, cfg: Config, setup: Setup, adam: Adam, base_hash: str,
+            step: int) -> State:
     """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that
     writes are cut back to it. Raises UserError for another base, a damaged checkpoint or shorter logs."""
     members, metadata = members_at(run, step)
-    places, steps = sorted((m.role, m.slot) for m in founders(cfg)), metadata["optimizer_steps"]
-    if sorted((m.role, m.slot) for m in members) != places or len(steps) != setup.adapters.n_members:
-        raise UserError(f"{run.path}/step_{step} is damaged (state.json: other members than the flags say): "
-                         f"remove all of step_{step} to go on from an earlier one")
+    steps = metadata["optimizer_steps"]
+    fits = places(members) == places(founders(cfg)) and len(steps) == setup.adapters.n_members
+    demand(fits, f"{run.path}/step_{step} is damaged (state.json: other members than the flags say): "
+           f"remove all of step_{step} to go on from an earlier one")
     demand(metadata["base_files"] == base_hash, f"{run.path} was trained on another base than {cfg.base} is "
            "here: pass the --base that it was started with")
     archive = archive_at(run, metadata, setup.task_types)
@@ -262,5 +318,9 @@ def restore(run: RunDir, cfg, setup: Setup, adam: Adam, base_hash: str, step: in
             run.read(f"step_{step}/{OPTIMIZER}/{name}.safetensors",
                      lambda path: adam.load_state_dict(slot, load_file(path)))
     run.truncate_logs(metadata["logs"])
-    own = {name: metadata[name] for name in ("heldout", "unseen", "totals")}
-    return State(step, members, archive, **own)
+    return State(step, members, archive, metadata["heldout"], metadata["unseen"], metadata["totals"])
+
+
+def places(members: list[Member]) -> list[tuple[str, int]]:
+    """Role and slot of each member, in an order that does not depend on who is in them."""
+    return sorted((m.role, m.slot) for m in members)

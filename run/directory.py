@@ -8,6 +8,7 @@ twice. It is written under a temporary name and renamed: a kill at any moment le
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from infra.errors import UserError
@@ -42,10 +43,14 @@ class RunDir:
 
     def steps(self) -> list[int]:
         """Numbers of the complete checkpoints, ascending."""
-        names = [p.name[5:] for p in self.path.glob("step_*") if (p / "state.json").exists()]
-        return sorted(int(n) for n in names if n.isdigit())
+        numbers = []
+        for path in self.path.glob("step_*"):
+            ending = path.name.removeprefix("step_")        # "12.part" is not complete
+            if ending.isdigit() and (path / "state.json").exists():
+                numbers.append(int(ending))
+        return sorted(numbers)
 
-    def read(self, name: str, parse):
+    def read(self, name: str, parse: Callable):
         """parse(path) of a log or a part of a checkpoint. Raises UserError with the way out."""
         try:
             return parse(self.path / name)
@@ -90,8 +95,11 @@ class RunDir:
 
     def sizes(self) -> dict[str, int]:
         """Length of each log in bytes; 0 where it is not there."""
-        paths = {name: self.path / name for name in LOGS}
-        return {name: path.stat().st_size if path.exists() else 0 for name, path in paths.items()}
+        sizes = {}
+        for name in LOGS:
+            path = self.path / name
+            sizes[name] = path.stat().st_size if path.exists() else 0
+        return sizes
 
     def truncate_logs(self, sizes: dict[str, int]) -> None:
         """Forget what the logs say after a checkpoint."""
@@ -99,7 +107,7 @@ class RunDir:
             if self.writes and (self.path / name).exists():
                 os.truncate(self.path / name, sizes[name])
 
-    def save(self, step: int, state: dict, fill, keep: int) -> None:
+    def save(self, step: int, state: dict, fill: Callable, keep: int) -> None:
         """Write step_N: fill(directory) puts the tensors there, then state.json; the last `keep` stay. Raises
         OSError when the disk is full, after removing what it had begun; earlier ones are untouched."""
         if not self.writes:

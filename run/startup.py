@@ -4,6 +4,7 @@ import dataclasses
 import glob
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
 from model import Base
 from rl import Adam
-from run.checkpoint import founders, restore
+from run.checkpoint import State, founders, restore
 from run.directory import LOGS, RunDir
 from run.memory import fitted, plan_table
 from selfplay import Setup
@@ -40,9 +41,14 @@ def choose_directory(cfg: Config) -> Path:
     if cfg.name:
         return out / cfg.name
     stem = base.parent.name if base.name == "base" else base.name
-    endings = [path.name[len(stem) + 1:] for path in out.glob(f"{glob.escape(stem)}-*")]
-    last = max((int(ending) for ending in endings if ending.isdigit()), default=0)
-    return out / f"{stem}-{last if last and cfg.resume else last + 1}"
+    last = 0
+    for path in out.glob(f"{glob.escape(stem)}-*"):
+        ending = path.name[len(stem) + 1:]
+        if ending.isdigit():
+            last = max(last, int(ending))
+    if last and cfg.resume:                     # --resume alone goes on with the latest
+        return out / f"{stem}-{last}"
+    return out / f"{stem}-{last + 1}"
 
 
 def flags_of_run(cfg: Config) -> dict:
@@ -50,18 +56,21 @@ def flags_of_run(cfg: Config) -> dict:
     run = RunDir(choose_directory(cfg), writes=False)
     if not (run.path / "config.json").exists():
         return {}
-    saved = vars(config_of_run(run.config(), run.path))
-    return {name: saved[name] for name in saved if name not in ("name", "out", "resume", "plan")}
+    flags = vars(config_of_run(run.config(), run.path)).copy()
+    for name in ("name", "out", "resume", "plan"):
+        del flags[name]
+    return flags
 
 
 def steps_to_resume(cfg: Config, run: RunDir) -> list[int]:
     """Checkpoints to go on from, none = step 0; for process 0. Raises UserError for wrong flags."""
     path, steps = run.path, run.steps()
-    demand(cfg.resume or not steps and not (path / "metrics.jsonl").exists(),
-           f"{path} holds an earlier run: python train.py --resume {path} goes on with it, another --name "
-           "begins anew")
-    demand(steps or cfg.resume in ("", "auto") or (path / "config.json").exists(),
-           f"--resume {cfg.resume}: no run in {path}")
+    is_new = not steps and not (path / "metrics.jsonl").exists()
+    demand(cfg.resume or is_new, f"{path} holds an earlier run: python train.py --resume {path} goes on with "
+           "it, another --name begins anew")
+    may_be_new = cfg.resume in ("", "auto")
+    is_run = steps or (path / "config.json").exists()
+    demand(may_be_new or is_run, f"--resume {cfg.resume}: no run in {path}")
     return steps
 
 
@@ -86,7 +95,9 @@ def n_on_device(cfg: Config) -> int:
     """How many of them the device holds at a time: all, or with --matches those that play or are probed."""
     if not cfg.matches:
         return n_adapters(cfg)
-    return min(n_adapters(cfg), max(2 * cfg.matches, len(ROLES) * selfplay.N_PROBED))
+    n_playing = 2 * cfg.matches
+    n_probed = len(ROLES) * selfplay.N_PROBED
+    return min(n_adapters(cfg), max(n_playing, n_probed))
 
 
 def base_name(cfg: Config) -> str:
@@ -95,33 +106,50 @@ def base_name(cfg: Config) -> str:
     return str(ROOT / cfg.base) if bundled else cfg.base
 
 
-def estimate_memory(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str, bool]:
-    """Resolved configuration, the dtype that the base computes in, the memory plan as a table, whether it
-    fits: all without the base's weights. Raises UserError."""
+@dataclasses.dataclass
+class Estimate:
+    """What is known of a run before the base's weights are read."""
+    cfg: Config                 # resolved
+    dtype: torch.dtype          # that the base computes in
+    table: str                  # the memory plan
+    fits: bool
+
+
+def estimate_memory(cfg: Config, ranks: Ranks) -> Estimate:
+    """The resolved configuration and its memory plan, without the base's weights. Raises UserError."""
     path = resolve(base_name(cfg), weights=False)
     shape = read_config(path)
-    prompt_format = load_tokenizer(path)[1] if cfg.prompt_format == "auto" else cfg.prompt_format
+    prompt_format = cfg.prompt_format
+    if prompt_format == "auto":
+        prompt_format = load_tokenizer(path)[1]
     absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"       # --plan without the card
+    device = "cuda" if absent else ranks.device.type
     if cfg.dtype == "auto":
-        cfg = dataclasses.replace(cfg, dtype="bfloat16" if absent else pick_dtype("auto", ranks.device))
-    cfg = resolve_config(cfg, prompt_format, "cuda" if absent else ranks.device.type)
+        best = "bfloat16" if absent else pick_dtype("auto", ranks.device)
+        cfg = dataclasses.replace(cfg, dtype=best)
+    cfg = resolve_config(cfg, prompt_format, device)
     demand(cfg.max_new_tokens < shape.max_position_embeddings,
            f"--max-new-tokens {cfg.max_new_tokens} exceed the base's context, "
            f"{shape.max_position_embeddings} tokens, which a prompt shares: give fewer")
-    dtype = DTYPES["bfloat16" if absent and cfg.dtype == "int8" else pick_dtype(cfg.dtype, ranks.device)]
-    on_cpu = ranks.device.type == "cpu" and not absent
-    n = n_adapters(cfg) if on_cpu else n_on_device(cfg)                 # a CPU has but one memory
+    if absent and cfg.dtype == "int8":
+        dtype = torch.bfloat16
+    else:
+        dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
+    # a CPU has but one memory: nothing is paged out of it
+    n = n_adapters(cfg) if device == "cpu" else n_on_device(cfg)
     free = float("inf") if absent else free_memory(ranks.device)
-    return cfg, dtype, *plan_table(cfg, shape, dtype, n, free)
+    table, fits = plan_table(cfg, shape, dtype, n, free)
+    return Estimate(cfg, dtype, table, fits)
 
 
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     """Resolved configuration and loaded base. Raises UserError, also where the memory plan does not fit."""
-    cfg, dtype, table, fits = estimate_memory(cfg, ranks)
+    estimate = estimate_memory(cfg, ranks)
+    cfg = estimate.cfg
     if cfg.prompt_format == "micro" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
-    demand(fits, f"not enough memory:\n{table}")
-    base = load_base(base_name(cfg), dtype, ranks.device, int8=cfg.dtype == "int8")
+    demand(estimate.fits, f"not enough memory:\n{estimate.table}")
+    base = load_base(base_name(cfg), estimate.dtype, ranks.device, int8=cfg.dtype == "int8")
     return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format, day=cfg.date)
 
 
@@ -137,9 +165,10 @@ def keep_date(cfg: Config, base: Base, of_run: str, ranks: Ranks) -> tuple[Confi
 def show_plan(cfg: Config) -> int:
     """Print the memory plan, for --device cuda also without a card; the exit code. Raises UserError."""
     absent = cfg.device.startswith("cuda") and not torch.cuda.is_available()
-    *_, table, fits = estimate_memory(cfg, Ranks.join("cpu" if absent else cfg.device))
-    print(table)
-    return 0 if fits else 2
+    ranks = Ranks.join("cpu" if absent else cfg.device)
+    estimate = estimate_memory(cfg, ranks)
+    print(estimate.table)
+    return 0 if estimate.fits else 2
 
 
 def populate(cfg: Config, base: Base, ranks: Ranks,
@@ -149,16 +178,17 @@ def populate(cfg: Config, base: Base, ranks: Ranks,
     task_types = tuple(cfg.task_types.split(","))
     if cfg.tasks:
         given = read_given(cfg.tasks, task_types)       # complains before anything slow
-        enough = cfg.litter == 1 or cfg.tasks == FRESH or len(set(given)) > 1
-        demand(enough, f"--litter {cfg.litter} compares children on the run's tasks, and --tasks {cfg.tasks} "
-               "holds only one: give more tasks, or leave --litter out")
+        compared = cfg.litter > 1 and cfg.tasks != FRESH
+        demand(not compared or len(set(given)) > 1, f"--litter {cfg.litter} compares children on the run's "
+               f"tasks, and --tasks {cfg.tasks} holds only one: give more tasks, or leave --litter out")
     targets = cfg.lora_targets.split(",")
-    adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device,
-                           paged=cfg.matches > 0)
+    pages = cfg.matches > 0                             # members wait outside of the device's memory
+    adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device, pages)
     adam = Adam(adapters, learning_rates(cfg, founders(cfg), 0))
     free = free_memory(ranks.device)
     cfg = fitted(cfg, base.model.cfg, base.model.embedding.dtype, n_on_device(cfg), free)
-    cfg = dataclasses.replace(cfg, rollout_batch=ranks.all_reduce_min(cfg.rollout_batch))
+    n_rows = ranks.all_reduce_min(cfg.rollout_batch)    # the same in all processes
+    cfg = dataclasses.replace(cfg, rollout_batch=n_rows)
     limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
     setup = Setup(cfg, base, adapters, ranks, sandbox, limits, task_types)
     return setup, adam, ranks.broadcast(lambda: files_hash(base.path))
@@ -171,7 +201,8 @@ def hash_base(base: Base, ranks: Ranks) -> str:
 
 
 @contextlib.contextmanager
-def opened(path: str, device: str = "auto", **changes):
+def opened(path: str, device: str = "auto",
+           **changes: object) -> Iterator[tuple[Setup, State]]:
     """A run at its last checkpoint: (Setup, State); changes: of its flags. Raises UserError."""
     ranks, run = Ranks.join(device), RunDir(Path(path), writes=False)
     demand(run.steps(), f"{path}: no checkpoint; give the directory of a run, out/NAME")

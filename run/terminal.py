@@ -11,13 +11,17 @@ LINE = 160                          # characters of an attempt
 
 def visible(text: str) -> str:
     """Text whose characters that are not printable show as their codes."""
-    hidden = {c for c in set(text) - {"\n", "\t"} if not c.isprintable()}
-    return text.translate({ord(c): f"\u27e8U+{ord(c):04X}\u27e9" for c in hidden})
+    codes = {}                              # number of a character -> what is shown instead
+    for char in set(text) - {"\n", "\t"}:
+        if not char.isprintable():
+            codes[ord(char)] = f"\u27e8U+{ord(char):04X}\u27e9"
+    return text.translate(codes)
 
 
-def block(words, margin: str = "    ") -> str:
+def block(words: object, margin: str = "    ") -> str:
     """A model's text, made visible, each line behind a margin."""
-    return "\n".join(margin + line for line in visible(str(words)).rstrip("\n").split("\n"))
+    lines = visible(str(words)).rstrip("\n").split("\n")
+    return margin + f"\n{margin}".join(lines)
 
 
 def print_safely(words: str) -> None:
@@ -28,16 +32,22 @@ def print_safely(words: str) -> None:
 
 def format_task(row: dict) -> str:
     """One line of tasks.jsonl as text for people: who wrote what, who tried, what the verifier said."""
-    fate = "not tried" if row.get("solve_rate") is None else f"solved {row['solve_rate']:.2f}"
     if row["reason"]:
         fate = f"refused: {visible(row['reason'])}"
+    elif row.get("solve_rate") is None:
+        fate = "not tried"
+    else:
+        fate = f"solved {row['solve_rate']:.2f}"
     out = [f"  step {row['step']} {row['teacher']} {row['kind']}  {fate}, reward {row['reward']:.2f}"]
-    out += [block(row[key]) for key in ("text", "message", "program") if row.get(key)]
+    for key in ("text", "message", "program"):
+        if row.get(key):
+            out.append(block(row[key]))
     for given, result in zip(row.get("inputs", ()), row.get("outputs", ())):
         out.append(block(f"{given} -> {result}"))
     for student, verdicts in row.get("attempts", {}).items():
-        texts = [text.strip() for text in row["answers"].get(student, ())]
-        for (verdict, text), n in Counter(zip_longest(verdicts, texts, fillvalue="")).most_common():
+        texts = list(map(str.strip, row["answers"].get(student, ())))
+        alike = Counter(zip_longest(verdicts, texts, fillvalue=""))         # equal answers are shown once
+        for (verdict, text), n in alike.most_common():
             short = visible(text.replace("\n", " / "))[-LINE:]
             times = f" x{n}" if n > 1 else ""
             out.append(f"    {student} {verdict}{times}  {short}")
@@ -46,9 +56,12 @@ def format_task(row: dict) -> str:
 
 def first_of_each(rows: list[dict], n: int) -> list[dict]:
     """n of a step's lines of tasks.jsonl: valid ones before refused ones, and the teachers take turns."""
-    seen, order = Counter(), []
+    n_before = Counter()                    # of a teacher's lines of this kind: its turns
+    turns = []
     for row in rows:
-        lot = (bool(row["reason"]), row["teacher"])
-        order.append((lot[0], seen[lot]))
-        seen[lot] += 1
-    return [rows[i] for i in sorted(range(len(rows)), key=order.__getitem__)[:n]]
+        refused = bool(row["reason"])
+        lot = refused, row["teacher"]
+        turns.append((refused, n_before[lot]))
+        n_before[lot] += 1
+    order = sorted(range(len(rows)), key=turns.__getitem__)
+    return [rows[i] for i in order[:n]]
