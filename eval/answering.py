@@ -136,7 +136,7 @@ class Book:
         """Judges and writes all that waits."""
         while self.waiting:
             part, self.waiting = self.waiting[:self.max_rows], self.waiting[self.max_rows:]
-            verdicts = verified(self.verify, [(item, row["text"]) for item, row in part])
+            verdicts = self.verify([(item, row["text"]) for item, row in part])
             rows = [row | verdict for (_, row), verdict in zip(part, verdicts)]
             self.run.append("answers.jsonl", rows)
             self.have.update({place_of(row): row for row in rows})
@@ -178,9 +178,11 @@ def answer_all(population: Population, items: list, ask: Callable, verify: Calla
     """Every member's answers to every item, those on disk first: dicts as in answers.jsonl, written as they
     end.
 
-    ask(item) -> text, token ids or Prompt; verify as in `verified`, whose texts begin with what the prompt
-    holds of the answer (Rendered.opening); answer: `answer_call`, or what stands for it; summary.comparable
-    leaves out what the sandbox failed on. Raises UserError where a question does not fit the context.
+    ask(item) -> text, token ids or Prompt; verify([(item, text)]) -> [dict with "correct"], whose texts begin
+    with what the prompt holds of the answer (Rendered.opening). What it raises is a bug in it, and ends the
+    command; what is written stays, and the command goes on from there once it is mended. answer:
+    `answer_call`, or what stands for it; summary.comparable leaves out what the sandbox failed on. Raises
+    UserError where a question does not fit the context.
     """
     have = {place_of(row): row for row in done}
     rendered = {(item.bench, item.id): put(ask(item), prompt_format, population.base) for item in items}
@@ -235,17 +237,3 @@ def answer_call(population: Population, rows: list[dict], ids: dict, args: argpa
             given = [dict(tokens=tokens, text=text) for tokens, text in zip(part.n_tokens.tolist(), texts)]
         ended(numbers, given)
     generate(base, population.adapters, Prompts(prompts, slots, keys), sampling, ALONE, watch)
-
-
-def verified(verify: Callable, answers: list[tuple]) -> list[dict]:
-    """verify([(item, text)]) -> [dict with "correct"]; an answer on which it raises counts as wrong, with the
-    exception's name as "grader_error". What is wrong with the machine is raised: OSError (sympy does not
-    start) and RuntimeError itself (the sandbox does not)."""
-    try:
-        return verify(answers)
-    except Exception as e:
-        if isinstance(e, OSError) or type(e) is RuntimeError:
-            raise
-        if len(answers) == 1:
-            return [dict(correct=False, grader_error=type(e).__name__)]
-    return [verdict for answer in answers for verdict in verified(verify, [answer])]

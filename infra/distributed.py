@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
@@ -109,7 +110,7 @@ class Ranks:
             n = int(number)
         return n
 
-    def broadcast(self, make, source: int = 0):
+    def broadcast(self, make: Callable, source: int = 0):
         """make() on process `source`, its JSON-able result on all of them; a UserError is raised in all."""
         if self.world == 1:
             return make()
@@ -131,7 +132,7 @@ class Ranks:
             raise UserError(message["error"])
         return message["result"]
 
-    def together(self, make):
+    def together(self, make: Callable):
         """make() in every process. Where it raises UserError in one, all raise it: nobody waits."""
         if self.world == 1:
             return make()

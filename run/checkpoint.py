@@ -236,14 +236,14 @@ def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str) ->
         base_files=base_hash,
         totals=state.totals,
         optimizer_steps=n_learned,
-        members=rows_of(state.members),
-        heldout=rows_of(state.heldout),
-        unseen=rows_of(state.unseen),
-        seeds=rows_of(state.archive.seeds))
+        members=as_rows(state.members),
+        heldout=as_rows(state.heldout),
+        unseen=as_rows(state.unseen),
+        seeds=as_rows(state.archive.seeds))
     run.save(state.step, metadata, fill, setup.cfg.keep)
 
 
-def rows_of(things: list) -> list[dict]:
+def as_rows(things: list) -> list[dict]:
     """Dataclasses as JSON has them."""
     return list(map(dataclasses.asdict, things))
 

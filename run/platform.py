@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -54,7 +55,7 @@ class Signals:
         for s, handler in self.before.items():
             signal.signal(s, handler)
 
-    def _on(self, number, frame):
+    def _on(self, number: int, frame: FrameType | None) -> None:
         if self.pending and number == signal.SIGINT:
             print("\nsecond interrupt: leaving at once, the last checkpoint stands", file=sys.stderr)
             os._exit(130)
@@ -65,7 +66,7 @@ class Signals:
     def __enter__(self):
         self.held = True
 
-    def __exit__(self, kind, *rest):
+    def __exit__(self, kind: type | None, *rest: object) -> None:
         self.held = self.patient
         if self.pending and kind is None:
             raise Interrupted(self.pending)

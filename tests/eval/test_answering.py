@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from eval import answering, common
+from eval.fetch import Item
 from infra.errors import UserError
 from infra.precision import DTYPES
 from lora import Adapters
@@ -197,16 +199,15 @@ def test_exit_codes(capsys):
     assert "eval.math: mend" in capsys.readouterr().err
 
 
-def test_an_answer_that_breaks_the_verifier_is_wrong_and_what_the_machine_lacks_is_not():
+def test_what_a_verifier_raises_ends_the_command_and_what_is_written_stays(tmp_path):
+    """A bug in a new benchmark's verifier is a traceback, not a wrong answer."""
     def verify(answers):
-        raise raised
-
-    for raised in (OSError("no worker"), RuntimeError("no sandbox"), KeyboardInterrupt()):
-        with pytest.raises(type(raised)):
-            answering.verified(verify, [("item", "a"), ("item", "b")])
-
-    def broken(answers):
         return [dict(correct=1 / len(text) == 1) for _, text in answers]
 
-    assert answering.verified(broken, [("item", "a"), ("item", ""), ("item", "ab")]) == [
-        dict(correct=True), dict(correct=False, grader_error="ZeroDivisionError"), dict(correct=False)]
+    run, have = RunDir(tmp_path / "o"), {}
+    book = answering.Book(run, verify, 1, {("b", "1"): "", ("b", "2"): ""}, have, tqdm(disable=True))
+    for number, text in (("1", "a"), ("2", "")):
+        book.waiting.append((Item("b", number, "?", "a"), dict(bench="b", id=number, member="base", sample=0, text=text)))
+    with pytest.raises(ZeroDivisionError):
+        book.write()
+    assert [(row["id"], row["correct"]) for row in run.rows("answers.jsonl")] == [("1", True)]
