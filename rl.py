@@ -14,6 +14,7 @@ differ is a flag of its own; config.ALGORITHMS says what each chooses:
 A member's loss is a sum over its own tokens: its step does not depend on who else is in the batch. Adam has
 moments, steps, gradient norm and rate of each member (1412.6980).
 """
+import itertools
 import sys
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,7 @@ from pack import Packed, micro_batches, pack
 
 CHUNK = 1 << 25                            # logits that exist at once: a whole batch's would fill a GPU
 DEFAULT = resolve_config(Config(), "micro")  # REINFORCE++, one epoch
+# What is summed over the trained tokens of a pass, in this order, to be reported as means
 SUMS = ("trained_tokens", "kl", "entropy", "capped_frac", "clip_frac", "approx_kl")
 
 
@@ -47,20 +49,28 @@ class Batch:
 
 # --- advantages ---------------------------------------------------------------------------------------------
 
-def group_mean(x: torch.Tensor, group: torch.Tensor, weight: torch.Tensor | None = None):
-    """Weighted mean and standard deviation of x (N,) in each row's group (N,), for each row; in float64."""
+def group_mean(
+    x: torch.Tensor,                       # (N,)
+    group: torch.Tensor,                   # (N,) rows with the same number are a group
+    weight: torch.Tensor | None = None,    # (N,)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weighted mean and the standard deviation of x in each row's group, both (N,) float64."""
     x = x.double()
-    weight = torch.ones_like(x) if weight is None else weight.to(x.dtype)
-    _, index = group.unique(return_inverse=True)
+    if weight is None:
+        weight = torch.ones_like(x)
+    weight = weight.to(x.dtype)
+    _, index = group.unique(return_inverse=True)           # the groups, numbered without gaps
     n_groups = int(index.max()) + 1
 
-    def total(y):
+    def total(y: torch.Tensor) -> torch.Tensor:
+        """The sum of y (N,) over each group (n_groups,)."""
         return x.new_zeros(n_groups).index_add_(0, index, y)
 
     mass = total(weight).clamp_min(1e-12)
-    mean = (total(weight * x) / mass)[index]
-    var = (total(weight * (x - mean) ** 2) / mass)[index]
-    return mean, var.sqrt()
+    mean = total(weight * x) / mass
+    mean = mean[index]                                     # from (n_groups,) to (N,)
+    var = total(weight * (x - mean) ** 2) / mass
+    return mean, var[index].sqrt()
 
 
 def advantages(batch: Batch, cfg: Config = DEFAULT) -> torch.Tensor:
@@ -69,74 +79,132 @@ def advantages(batch: Batch, cfg: Config = DEFAULT) -> torch.Tensor:
     is not finite makes NaN, which `accumulate` reports."""
     mean, std = group_mean(batch.reward, batch.group)
     adv = batch.reward.to(mean.dtype)
-    has_variance = ~(std <= 1e-6) | (cfg.baseline == "none")      # true for NaN
-    if cfg.baseline != "none":
+    has_variance = ~(std <= 1e-6)                          # not std > 1e-6, which is false for NaN
+    if cfg.baseline == "none":
+        has_variance = torch.ones_like(has_variance)
+    else:
         adv = adv - mean
     if cfg.baseline == "leave-one-out":                    # r - mean of n - 1 others = (r - mean) n / (n - 1)
         _, index, n = batch.group.unique(return_inverse=True, return_counts=True)
-        adv = adv * (n / (n - 1).clamp_min(1))[index]
+        correction = n / (n - 1).clamp_min(1)              # of each group
+        adv = adv * correction[index]
     if cfg.baseline == "standardized":
         adv = adv / (std + 1e-6)
     adv = adv.masked_fill(~has_variance, 0.0)
     if cfg.normalize_advantages != "off" and has_variance.any():
-        columns = [batch.rollout.member, batch.role]
-        if cfg.normalize_advantages == "kind":
-            columns.append(batch.kind)
-        _, group = torch.stack(columns, 1).unique(dim=0, return_inverse=True)
-        mean, std = group_mean(adv, group, batch.rollout.n_tokens * has_variance)
-        adv = ((adv - mean) / (std + 1e-6)).masked_fill(~has_variance, 0.0)
+        adv = whiten(adv, batch, has_variance, cfg.normalize_advantages == "kind")
     return adv.float()
+
+
+def whiten(adv: torch.Tensor, batch: Batch, rows: torch.Tensor, by_kind: bool) -> torch.Tensor:
+    """Advantages (N,) with mean 0 and deviation 1 over the answer tokens of each member in each role, and
+    with by_kind in each task type, too. Only `rows` (N,) bool take part; the others get 0."""
+    columns = [batch.rollout.member, batch.role]
+    if by_kind:
+        columns.append(batch.kind)
+    table = torch.stack(columns, 1)                        # (N, 2 or 3): equal lines are a group
+    _, group = table.unique(dim=0, return_inverse=True)
+    n_tokens = batch.rollout.n_tokens * rows
+    mean, std = group_mean(adv, group, n_tokens)
+    adv = (adv - mean) / (std + 1e-6)
+    return adv.masked_fill(~rows, 0.0)
 
 
 def token_weight(rollout: Rollout, cfg: Config = DEFAULT) -> torch.Tensor:
     """Weight (N,) of each of a row's tokens in its member's loss: 1 / the mean's denominator. That is the
     member's answer tokens (member), rows x the row's tokens (row), or rows x max_new_tokens (constant)."""
     _, index = rollout.member.unique(return_inverse=True)
-    rows = index.bincount()[index]
+    rows = index.bincount()[index]                         # (N,) how many rows the row's member has
     if cfg.token_weight == "row":
         return 1.0 / (rows * rollout.n_tokens)
     if cfg.token_weight == "constant":
         return 1.0 / (rows * cfg.max_new_tokens)
-    return 1.0 / torch.zeros_like(index).index_add_(0, index, rollout.n_tokens)[index]
+    tokens = torch.zeros_like(index)
+    tokens.index_add_(0, index, rollout.n_tokens)
+    return 1.0 / tokens[index]
 
 
 # --- loss ---------------------------------------------------------------------------------------------------
 
-def token_logp(base: Base, hidden: torch.Tensor, target: torch.Tensor, temperature: float, entropy: bool):
-    """Log-probability (M,) of target tokens (M,) given states (M, C), and entropy (M,) or None; float32.
+def token_logp(
+    base: Base,
+    hidden: torch.Tensor,                  # (M, C)
+    target: torch.Tensor,                  # (M,)
+    temperature: float,
+    entropy: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probability (M,) of the target tokens given the states, and entropy (M,) or None; float32.
     Works in checkpointed chunks, so that at most CHUNK logits exist at once."""
-    def piece(h, y):
-        logp = (base.model.logits(h).float() / temperature).log_softmax(-1)
-        H = -(logp.exp() * logp).sum(-1) if entropy else None
+    def piece(h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        logits = base.model.logits(h).float()
+        logp = (logits / temperature).log_softmax(-1)      # (M, V)
+        H = None
+        if entropy:
+            H = -(logp.exp() * logp).sum(-1)
         return logp.gather(1, y[:, None]).squeeze(1), H
 
-    n = max(1, CHUNK // base.model.cfg.vocab_size)
+    n = max(1, CHUNK // base.model.cfg.vocab_size)         # tokens of a chunk
     if len(target) <= n:
         return piece(hidden, target)
-    parts = [checkpoint(piece, h, y, use_reentrant=False) for h, y in zip(hidden.split(n), target.split(n))]
-    logp = torch.cat([part[0] for part in parts])
-    return logp, torch.cat([part[1] for part in parts]) if entropy else None
+    logps, entropies = [], []
+    for h, y in zip(hidden.split(n), target.split(n)):
+        logp, H = checkpoint(piece, h, y, use_reentrant=False)
+        logps.append(logp)
+        entropies.append(H)
+    return torch.cat(logps), torch.cat(entropies) if entropy else None
 
 
-def policy_loss(logp: torch.Tensor, old: torch.Tensor, p: Packed, adv: torch.Tensor, cfg: Config):
-    """Loss of each token (M,) from its log-probability now and when sampled; whether its ratio is clipped.
+def answer_mean(x: torch.Tensor, p: Packed, n_rows: int) -> torch.Tensor:
+    """For each answer token the mean of x (M,) over the tokens of its answer."""
+    zeros = x.new_zeros(n_rows)
+    # index_put: index_add has no fixed order on a GPU
+    total = zeros.index_put((p.row,), x, accumulate=True)
+    n_tokens = zeros.index_put((p.row,), torch.ones_like(x), accumulate=True)
+    return (total / n_tokens)[p.row]
+
+
+def policy_loss(
+    logp: torch.Tensor,                    # (M,) now
+    old: torch.Tensor,                     # (M,) when it was sampled
+    p: Packed,
+    adv: torch.Tensor,                     # (N,)
+    cfg: Config,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss of each token (M,), and whether its ratio is clipped (M,).
+
     clip: -min(ratio A, clip(ratio) A) (PPO, eq. 7). sequence: the same with the geometric mean of an answer's
-    ratios (GSPO, eq. 7). cispo: -clip(ratio) A logp, the ratio without gradient (MiniMax-M1, eq. 4)."""
+    ratios (GSPO, eq. 7). cispo: -clip(ratio) A logp, the ratio without gradient (MiniMax-M1, eq. 4).
+    """
     log_ratio = logp - old
     if cfg.loss == "sequence":
-        zeros = torch.zeros_like(adv)                      # index_add has no fixed order on a GPU
-        total = zeros.index_put((p.row,), log_ratio, accumulate=True)
-        n_tokens = zeros.index_put((p.row,), torch.ones_like(log_ratio), accumulate=True)
-        log_ratio = (total / n_tokens)[p.row]
-    ratio, A = log_ratio.exp(), adv[p.row]
+        log_ratio = answer_mean(log_ratio, p, len(adv))
+    ratio = log_ratio.exp()
+    A = adv[p.row]
     low, high = numbers_of(cfg, "clip")
     clipped = ratio.clamp(1 - low, 1 + high)
+    is_clipped = ratio != clipped
     if cfg.loss == "cispo":
-        return -clipped.detach() * A * logp, ratio != clipped
-    return -torch.minimum(ratio * A, clipped * A), ratio != clipped
+        return -clipped.detach() * A * logp, is_clipped
+    return -torch.minimum(ratio * A, clipped * A), is_clipped
 
 
-def token_losses(o: "Objective", route: Route, p: Packed, checkpointing: bool = False):
+def k3(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Schulman's estimate of a KL divergence, never negative (http://joschu.net/blog/kl-approx.html)."""
+    return log_ratio.exp() - log_ratio - 1
+
+
+def states(o: "Objective", lora: Route | None, p: Packed, checkpointing: bool) -> torch.Tensor:
+    """The states (M, C) from which the model predicts the answer tokens; lora None = of the frozen base."""
+    hidden = o.base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing)
+    return hidden.flatten(0, 1)[p.source]                  # (G, T, C) -> (M, C)
+
+
+def token_losses(
+    o: "Objective",
+    route: Route,
+    p: Packed,
+    checkpointing: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Loss and log-probability (M,) of the answer tokens of packed rows, and SUMS as a vector.
 
     policy_loss times the importance weight + kl_coef k3 - entropy_coef H. In the first epoch the ratio is 1,
@@ -144,40 +212,39 @@ def token_losses(o: "Objective", route: Route, p: Packed, checkpointing: bool = 
     for a rollout that computes otherwise than training does (truncated importance sampling, 2505.24034).
     """
     base, cfg = o.base, o.cfg
-
-    def states(lora):
-        hidden = base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing)
-        return hidden.flatten(0, 1)[p.source]
-
-    def k3(log_ratio):                                     # http://joschu.net/blog/kl-approx.html
-        return log_ratio.exp() - log_ratio - 1
-
-    logp, H = token_logp(base, states(route), p.target, cfg.temperature, bool(cfg.entropy_coef))
+    hidden = states(o, route, p, checkpointing)
+    logp, H = token_logp(base, hidden, p.target, cfg.temperature, bool(cfg.entropy_coef))
     now = logp.detach()
-    before = now if o.old is None else o.old[p.row, p.column]
-    loss, clipped = policy_loss(logp, before, p, o.adv, cfg)
-    terms = {}
+    before = now                           # in the first epoch: nothing has been updated yet
     if o.old is not None:
-        terms = dict(clip_frac=clipped, approx_kl=k3(now - before))
+        before = o.old[p.row, p.column]
+    loss, clipped = policy_loss(logp, before, p, o.adv, cfg)
+    terms = dict(trained_tokens=torch.ones_like(now))      # name of SUMS -> (M,)
+    if o.old is not None:
+        terms["clip_frac"] = clipped
+        terms["approx_kl"] = k3(now - before)
     if cfg.importance_cap:
         weight = (before - p.logp).exp()
         terms["capped_frac"] = weight > cfg.importance_cap
         loss = loss * weight.clamp_max(cfg.importance_cap)
     if cfg.kl_coef:
         with torch.no_grad():
-            plain = token_logp(base, states(None), p.target, cfg.temperature, False)[0]
+            plain, _ = token_logp(base, states(o, None, p, checkpointing), p.target, cfg.temperature, False)
         terms["kl"] = k3(plain - logp)
         loss = loss + cfg.kl_coef * terms["kl"]
     if cfg.entropy_coef:
         terms["entropy"] = H
         loss = loss - cfg.entropy_coef * H
-    terms["trained_tokens"] = torch.ones_like(now)
-    none = torch.zeros_like(now)
-    sums = [terms.get(name, none).detach().double().sum() for name in SUMS]
+
+    none = torch.zeros_like(now)           # of what this configuration does not compute
+    sums = []
+    for name in SUMS:
+        term = terms.get(name, none).detach()
+        sums.append(term.double().sum())
     return loss, now, torch.stack(sums)
 
 
-# --- gradient and update ------------------------------------------------------------------------------------
+# --- gradient -----------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Objective:
@@ -193,7 +260,8 @@ class Objective:
     def contributing(self) -> torch.Tensor:
         """Rows (N,) bool with a gradient: a member's with an advantage, or with a KL or entropy term."""
         always = bool(self.cfg.kl_coef or self.cfg.entropy_coef)
-        return (self.batch.rollout.member >= 0) & ((self.adv != 0) | always)
+        is_members = self.batch.rollout.member >= 0        # not the frozen base's
+        return is_members & ((self.adv != 0) | always)
 
 
 @dataclass
@@ -206,12 +274,13 @@ class Tally:
 
     def mean(self, *names: str) -> dict[str, float]:
         """Means of some of SUMS over the trained tokens."""
-        return {name: self.sums[name] / max(1, self.sums["trained_tokens"]) for name in names}
+        n = max(1, self.sums["trained_tokens"])
+        return {name: self.sums[name] / n for name in names}
 
 
 def halved(n_tokens: int, budget: int, e: torch.OutOfMemoryError) -> int:
     """The next budget after so many tokens did not fit. Raises UserError where nothing can be split."""
-    if n_tokens > budget:
+    if n_tokens > budget:                  # one row alone, for which the budget had no place either
         raise UserError(f"a row of {n_tokens} tokens does not fit into memory: lower --max-new-tokens, "
                          "--rank or --pop, or pass --dtype bfloat16; see --plan") from e
     print(f"note: a micro-batch of {n_tokens} tokens does not fit into memory: --tokens-per-microbatch is "
@@ -241,55 +310,84 @@ def accumulate(o: Objective, ranks: Ranks = ALONE, desc: str = "") -> tuple[Tall
 def one_pass(o: Objective, rows: torch.Tensor, budget: int, ranks: Ranks, desc: str) -> Tally:
     """`accumulate` of the given rows (N,) bool. The processor waits for a GPU only when it is through. Where
     a micro-batch does not fit into memory, all that is left is split by half the budget."""
-    rollout, numbers = o.batch.rollout.to("cpu"), rows.nonzero().squeeze(1).tolist()
+    rollout = o.batch.rollout.to("cpu")                    # rows are packed there
+    numbers = rows.nonzero().squeeze(1).tolist()
     weight, device = token_weight(o.batch.rollout, o.cfg), o.adv.device
-    for p in o.adapters.parameters():
-        p.grad = torch.zeros_like(p)
+    parameters = o.adapters.parameters()
+    for factor in parameters:
+        factor.grad = torch.zeros_like(factor)
     all_logp = torch.zeros_like(o.batch.rollout.logp)
     n_nonfinite = torch.zeros(o.adapters.n_members, device=device)
     totals = torch.zeros(len(SUMS), dtype=torch.float64, device=device)
+
     todo = micro_batches(rollout, numbers, budget)[ranks.rank::ranks.world]
     with tqdm(total=len(todo), desc=desc, leave=False, disable=not desc) as bar:
         while todo:
             p = pack(rollout, todo[0], device)
+            n_padded = p.ids.numel()
             try:
-                weights, loss, logp, sums = backward(o, p, weight, p.ids.numel() > budget)
+                done = backward(o, p, weight, checkpointing=n_padded > budget)
             except torch.OutOfMemoryError as e:
-                budget = halved(p.ids.numel(), budget, e)
-                todo = micro_batches(rollout, [i for part in todo for line in part for i in line], budget)
+                budget = halved(n_padded, budget, e)
+                lines = itertools.chain.from_iterable(todo)
+                left = list(itertools.chain.from_iterable(lines))
+                todo = micro_batches(rollout, left, budget)
                 continue
-            weights.add_gradients()                 # lack of memory ends the run: half of it may be added
-            all_logp[p.row, p.column] = logp
-            member = send(p.member, device)[p.source // p.ids.shape[1]]
-            n_nonfinite.index_add_(0, member, (~loss.isfinite()).float())
-            totals += sums
+            done.weights.add_gradients()            # lack of memory ends the run: half of it may be added
+            all_logp[p.row, p.column] = done.logp
+            member = send(p.member, device)[p.source // p.ids.shape[1]]         # (M,)
+            n_nonfinite.index_add_(0, member, (~done.loss.isfinite()).float())
+            totals += done.sums
             todo.pop(0)
             bar.update()
-    ranks.all_reduce(totals, n_nonfinite, all_logp, *(p.grad for p in o.adapters.parameters()))
-    return Tally(all_logp, n_nonfinite, ranks.all_reduce_min(budget), dict(zip(SUMS, totals.tolist())))
+    gradients = [factor.grad for factor in parameters]
+    ranks.all_reduce(totals, n_nonfinite, all_logp, *gradients)
+    budget = ranks.all_reduce_min(budget)
+    return Tally(all_logp, n_nonfinite, budget, dict(zip(SUMS, totals.tolist())))
 
 
-def backward(o: Objective, p: Packed, weight: torch.Tensor, checkpointing: bool) -> tuple:
-    """A micro-batch's AdapterWeights, with gradients by weights (N,) of its rows' tokens, and token_losses'
-    results, detached. Never waits for a GPU."""
+@dataclass
+class Backward:
+    """What a micro-batch's backward pass leaves."""
+    weights: AdapterWeights                # with gradients, not yet added to those of the pass
+    loss: torch.Tensor                     # (M,)
+    logp: torch.Tensor                     # (M,)
+    sums: torch.Tensor                     # (len(SUMS),)
+
+
+def backward(o: Objective, p: Packed, weight: torch.Tensor, checkpointing: bool) -> Backward:
+    """Forward and backward pass of a micro-batch, with weights (N,) of its rows' tokens. Never waits for a
+    GPU."""
     weights = AdapterWeights(o.adapters, p.member, o.base.model.embedding.dtype, trains=True)
     for linear in o.base.model.fused_linears():
         weights.together(linear.paths, linear.sizes)            # outside of what is checkpointed
     loss, logp, sums = token_losses(o, weights.route(p.member), p, checkpointing)
     (loss * weight[p.row]).sum().backward()
-    return weights, loss.detach(), logp, sums
+    return Backward(weights, loss.detach(), logp, sums)
 
+
+# --- update -------------------------------------------------------------------------------------------------
 
 def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:
     """How much log-probabilities (N, T) in training differ from the rollout's: mean, 99th percentile."""
-    size = (logp - rollout.logp)[rollout.mask & rows[:, None]].abs().double().cpu().sort().values
-    size = size if len(size) else torch.zeros(1)
-    return dict(train_rollout_logprob_diff=size.mean().item(),
-                train_rollout_logprob_p99=size[(len(size) - 1) * 99 // 100].item())
+    difference = (logp - rollout.logp)[rollout.mask & rows[:, None]]
+    size = difference.abs().double().cpu().sort().values
+    if len(size) == 0:                     # nothing was trained
+        size = torch.zeros(1)
+    place = (len(size) - 1) * 99 // 100
+    return dict(
+        train_rollout_logprob_diff=size.mean().item(),
+        train_rollout_logprob_p99=size[place].item(),
+    )
 
 
-def update(o: Objective, adam: "Adam", first: tuple | None = None, ranks: Ranks = ALONE,
-           desc: str = "") -> dict:
+def update(
+    o: Objective,
+    adam: "Adam",
+    first: tuple[Tally, torch.Tensor] | None = None,
+    ranks: Ranks = ALONE,
+    desc: str = "",
+) -> dict:
     """cfg.epochs optimiser steps. Members without a row that contributes are not touched, whatever their
     momentum, nor from then on is one whose loss or gradient is not finite.
 
@@ -300,68 +398,96 @@ def update(o: Objective, adam: "Adam", first: tuple | None = None, ranks: Ranks 
     """
     tally, broken = first or accumulate(o, ranks, desc)
     rollout, rows = o.batch.rollout, o.contributing
-    active = torch.zeros_like(broken)
+    active = torch.zeros_like(broken)                      # (P,)
     active[rollout.member[rows]] = True
     figures = gap(tally.logp, rollout, rows & ~broken[rollout.member])
     figures |= tally.mean("kl", "entropy", "capped_frac")
-    norm, skipped = adam.step(active & ~broken)
-    skipped = skipped | broken
-    before, n_trained = tally.logp, tally.sums["trained_tokens"]
+    norm, failed = adam.step(active & ~broken)
+    skipped = broken | failed
+    n_trained = tally.sums["trained_tokens"]
+
+    before = tally.logp                    # of the policy that wrote the rollout: the ratio's denominator
     for _ in range(1, o.cfg.epochs):
         cfg = replace(o.cfg, tokens_per_microbatch=tally.tokens_per_microbatch)
         tally, broken = accumulate(replace(o, cfg=cfg, old=before), ranks, desc)
         skipped |= broken
-        skipped |= adam.step(active & ~skipped)[1]
+        _, failed = adam.step(active & ~skipped)
+        skipped |= failed
         n_trained += tally.sums["trained_tokens"]
     if o.cfg.epochs > 1:
         figures |= tally.mean("clip_frac", "approx_kl")
-    return dict(trained_tokens=int(n_trained), **figures, tokens_per_microbatch=tally.tokens_per_microbatch,
-                grad_norm=[round(x, 6) for x in norm.tolist()], skipped=skipped.nonzero().squeeze(1).tolist())
+    return dict(
+        trained_tokens=int(n_trained),
+        **figures,
+        tokens_per_microbatch=tally.tokens_per_microbatch,
+        grad_norm=[round(x, 6) for x in norm.tolist()],
+        skipped=skipped.nonzero().squeeze(1).tolist(),
+    )
 
-
-# --- optimiser ----------------------------------------------------------------------------------------------
 
 class Adam:
     """Adam over stacked factors; moments, steps, gradient norm, clipped to `clip`, and rate per member. The
     moments m and v (P, ...) lie where the masters are: a step takes those of the members that it moves."""
 
-    def __init__(self, adapters: Adapters, lr: list[float], betas=(0.9, 0.95), eps=1e-8, clip=1.0):
+    def __init__(
+        self,
+        adapters: Adapters,
+        lr: list[float],                   # of each member
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        clip: float = 1.0,
+    ):
         self.adapters = adapters
         self.lr = torch.tensor(lr, device=adapters.device)
         self.betas, self.eps, self.clip = betas, eps, clip
-        masters = [master for pair in adapters.masters.values() for master in pair]
-        self.m, self.v = [[torch.zeros_like(p, requires_grad=False) for p in masters] for _ in range(2)]
+        self.m, self.v = [], []            # of each factor, A and B of a layer side by side
+        for pair in adapters.masters.values():
+            for master in pair:
+                self.m.append(torch.zeros_like(master, requires_grad=False))
+                self.v.append(torch.zeros_like(master, requires_grad=False))
         self.steps = torch.zeros(adapters.n_members, dtype=torch.int64, device=adapters.device)
+
+    def gradient_norms(self) -> torch.Tensor:
+        """The norm (P,) float64 of each member's gradient over all factors; 0 for one that is not here."""
+        norm = torch.zeros(len(self.steps), dtype=torch.float64, device=self.steps.device)
+        squares = []                       # of each factor, (k,) for the k members here
+        for factor in self.adapters.parameters():
+            squares.append(factor.grad.double().pow(2).sum((1, 2)))
+        norm[self.adapters.here] = torch.stack(squares).sum(0).sqrt()
+        return norm
 
     @torch.no_grad()
     def step(self, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Update the active members (P,) bool from .grad and clear it; no bit of the others is touched.
         Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,)."""
-        params = self.adapters.parameters()                                    # of the k members here
-        norm = torch.zeros(len(active), dtype=torch.float64, device=active.device)
-        squares = torch.stack([p.grad.double().pow(2).sum((1, 2)) for p in params])
-        norm[self.adapters.here] = squares.sum(0).sqrt()
+        norm = self.gradient_norms()
         skipped = active & ~norm.isfinite()
-        a = (active & norm.isfinite()).nonzero().squeeze(1)
-        if len(a):
-            self.steps[a] += 1
-            b1, b2 = self.betas
-            t = self.steps[a].double()
-            scale = (self.clip / (norm[a] + 1e-6)).clamp_max(1.0).float()[:, None, None]
-            lr_hat = (self.lr[a] / (1 - b1 ** t)).float()[:, None, None]       # with Adam's bias corrections
-            root_hat = (1 - b2 ** t).rsqrt().float()[:, None, None]
-            rows, home = self.adapters.rows(a), a.to(self.m[0].device)
-            for p, m, v in zip(params, self.m, self.v):
-                g = p.grad[rows] * scale
-                mean = m[home].to(g).lerp(g, 1 - b1)
-                square = v[home].to(g).lerp(g * g, 1 - b2)
-                p[rows] -= lr_hat * mean / (square.sqrt() * root_hat + self.eps)
-                m[home] = mean.to(m)
-                v[home] = square.to(v)
-            self.adapters.write_back(a)
-        for p in params:
-            p.grad = None
+        moved = (active & norm.isfinite()).nonzero().squeeze(1)
+        if len(moved):
+            self.steps[moved] += 1
+            self.move(moved, norm[moved])
+            self.adapters.write_back(moved)
+        for factor in self.adapters.parameters():
+            factor.grad = None
         return norm, skipped
+
+    def move(self, a: torch.Tensor, norm: torch.Tensor) -> None:
+        """Adam's step of the a members whose numbers (a,) and gradient norms (a,) are given."""
+        b1, b2 = self.betas
+        t = self.steps[a].double()
+        # each is a number per member, (a, 1, 1)
+        scale = (self.clip / (norm + 1e-6)).clamp_max(1.0).float()[:, None, None]
+        lr_hat = (self.lr[a] / (1 - b1 ** t)).float()[:, None, None]       # with Adam's bias corrections
+        root_hat = (1 - b2 ** t).rsqrt().float()[:, None, None]
+        rows = self.adapters.rows(a)       # where these members are in the factors, and home in the moments
+        home = a.to(self.m[0].device)
+        for factor, m, v in zip(self.adapters.parameters(), self.m, self.v):
+            g = factor.grad[rows] * scale
+            mean = m[home].to(g).lerp(g, 1 - b1)
+            square = v[home].to(g).lerp(g * g, 1 - b2)
+            factor[rows] -= lr_hat * mean / (square.sqrt() * root_hat + self.eps)
+            m[home] = mean.to(m)
+            v[home] = square.to(v)
 
     def reset(self, p: int) -> None:
         """Forget member p's moments and steps: a replaced member starts fresh."""
@@ -371,8 +497,9 @@ class Adam:
 
     def state_dict(self, p: int) -> dict[str, torch.Tensor]:
         """Member p's moments, as flat named tensors for safetensors; its steps are beside them."""
-        first = {f"m.{i}": x[p] for i, x in enumerate(self.m)}
-        return first | {f"v.{i}": x[p] for i, x in enumerate(self.v)}
+        state = {f"m.{i}": x[p] for i, x in enumerate(self.m)}
+        state |= {f"v.{i}": x[p] for i, x in enumerate(self.v)}
+        return state
 
     def load_state_dict(self, p: int, state: dict[str, torch.Tensor]) -> None:
         """Inverse of state_dict. Raises UserError for other names or shapes, and numbers not finite."""
