@@ -34,25 +34,33 @@ def symbols_of(source: str) -> symtable.SymbolTable:
 
 def top_level_names(source: str) -> set[str]:
     """Names that a program's top level binds: definitions, assignments, imports. Raises Refused."""
-    symbols = symbols_of(source).get_symbols()
-    return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+    names = set()
+    for symbol in symbols_of(source).get_symbols():
+        if symbol.is_assigned() or symbol.is_imported():
+            names.add(symbol.get_name())
+    return names
 
 
 def global_names(source: str) -> set[str]:
     """Names that mean a global or builtin somewhere in a program. Raises Refused("syntax...")."""
-    names, tables = set(), [symbols_of(source)]
+    names = set()
+    tables = [symbols_of(source)]
     for table in tables:
-        tables += table.get_children()
+        tables += table.get_children()  # the list grows while it is walked
+        is_function = table.get_type() == "function"
         for symbol in table.get_symbols():
-            if symbol.is_global() or symbol.is_local() and table.get_type() != "function":
+            # What a module or a class binds may be a builtin before, or beyond, its assignment.
+            if symbol.is_global() or symbol.is_local() and not is_function:
                 names.add(symbol.get_name())
     return names
 
 
 def entry(tree: ast.Module) -> ast.FunctionDef | None:
     """The top-level function f (the last one, as Python would call it), or None."""
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "f"]
-    return functions[-1] if functions else None
+    for node in reversed(tree.body):
+        if isinstance(node, ast.FunctionDef) and node.name == "f":
+            return node
+    return None
 
 
 def bound_names(tree: ast.AST) -> set[str]:
@@ -69,9 +77,10 @@ def bound_names(tree: ast.AST) -> set[str]:
 def drop_remarks(tree: ast.Module) -> ast.Module:
     """Removes docstrings and the annotations of functions in place; an empty body gets `pass`."""
     for node in ast.walk(tree):
-        documented = isinstance(node, (ast.Module, *DEFINITIONS))
-        if documented and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
+        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+            if not node.body and not isinstance(node, ast.Module):
+                node.body = [ast.Pass()]
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             node.returns = None
         elif isinstance(node, ast.arg):
@@ -83,7 +92,11 @@ def count_statements(source: str) -> int:
     """Statements of f's body (or the module's) but docstring and final return. Raises Refused."""
     tree = drop_remarks(parse(source))
     body = (entry(tree) or tree).body
-    return len(body) - (bool(body) and isinstance(body[-1], (ast.Return, ast.Pass)))
+    n = len(body)
+    # A pass at the end is what stands for a docstring that was all.
+    if body and isinstance(body[-1], (ast.Return, ast.Pass)):
+        n -= 1
+    return n
 
 
 def structural_hash(source: str) -> str:
@@ -91,10 +104,13 @@ def structural_hash(source: str) -> str:
     annotations, comments and layout; another for other operators, calls, control flow, and names that the
     program does not define itself (len is not max). Raises Refused as `parse` does."""
     tree = drop_remarks(parse(source))
-    bound, names = bound_names(tree), {}
+    bound = bound_names(tree)
+    names = {}                          # a name of the program -> v0, v1, ... in the order of first use
 
     def canonical(name: str) -> str:
-        return names.setdefault(name, f"v{len(names)}") if name in bound else name
+        if name not in bound:
+            return name                 # len and max do different things
+        return names.setdefault(name, f"v{len(names)}")
 
     tree = _Canonical(tree, canonical).visit(tree)
     return digest(ast.dump(tree))
@@ -110,7 +126,10 @@ class Renaming(ast.NodeTransformer):
 
     def __init__(self, tree: ast.Module, rename: Callable[[str], str]):
         self.rename = rename
-        self.own = {node.name for node in ast.walk(tree) if isinstance(node, DEFINITIONS)}
+        self.own = set()                # names of the program's own functions and classes
+        for node in ast.walk(tree):
+            if isinstance(node, DEFINITIONS):
+                self.own.add(node.name)
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """Rename what a node binds or names, in place, and go on below it."""
@@ -120,14 +139,48 @@ class Renaming(ast.NodeTransformer):
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             node.names = [self.rename(name) for name in node.names]
         elif isinstance(node, ast.alias):
-            name = node.asname or node.name.split(".")[0]
-            if self.rename(name) != name:
-                node.asname = self.rename(name)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.own:
-            # a keyword of the program's own function is a parameter; sorted(key=) is none, even if `key` is
-            for argument in node.keywords:
-                argument.arg = argument.arg and self.rename(argument.arg)
+            self.rename_import(node)
+        elif isinstance(node, ast.Call):
+            self.rename_keywords(node)
         return super().generic_visit(node)
+
+    def rename_import(self, node: ast.alias) -> None:
+        """Rename what an import binds; what it imports keeps its name."""
+        name = node.asname or node.name.split(".")[0]
+        renamed = self.rename(name)
+        if renamed != name:
+            node.asname = renamed
+
+    def rename_keywords(self, node: ast.Call) -> None:
+        """Rename the keywords of a call of the program's own function, which are its parameters. In
+        sorted(key=len) the keyword is none, even where a parameter is called key."""
+        if isinstance(node.func, ast.Name) and node.func.id in self.own:
+            for argument in node.keywords:
+                if argument.arg:        # None in f(**given)
+                    argument.arg = self.rename(argument.arg)
+
+
+def entry_to_be(tree: ast.Module, alias: str) -> str:
+    """The name of the one function that is to be called f: the one called `alias`, or else the only one of
+    the program. Raises Refused where there is no such function, or where something is called f already."""
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if alias in names:
+        names = [name for name in names if name == alias]
+    refuse_unless(len(names) == 1 and "f" not in bound_names(tree), "no_entry")
+    return names[0]
+
+
+def called_f(tree: ast.Module, old: str) -> ast.Module:
+    """The tree, in which f stands wherever the name `old` stood."""
+    methods = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            methods += [member for member in node.body if getattr(member, "name", "") == old]
+    tree = Renaming(tree, lambda name: "f" if name == old else name).visit(tree)
+    # A method is reached as an attribute, and attributes keep their names.
+    for node in methods:
+        node.name = old
+    return tree
 
 
 def normalise(source: str, max_chars: int, tidy: bool, alias: str = "") -> str:
@@ -135,20 +188,14 @@ def normalise(source: str, max_chars: int, tidy: bool, alias: str = "") -> str:
     With `tidy` also without comments, docstrings, annotations of functions and top-level demonstrations, all
     of which could state or falsify the answer. Raises Refused("reason: ...")."""
     tree = parse(source, max_chars)
-    renamed = entry(tree) is None
-    if renamed:
-        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-        functions = [node for node in functions if node.name == alias] or functions
-        refuse_unless(len(functions) == 1 and "f" not in bound_names(tree), "no_entry")
-        old = functions[0].name
-        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-        methods = [node for owner in classes for node in owner.body if getattr(node, "name", "") == old]
-        tree = Renaming(tree, lambda name: "f" if name == old else name).visit(tree)
-        for node in methods:                    # an attribute, which keeps its name
-            node.name = old
+    is_renamed = entry(tree) is None
+    if is_renamed:
+        tree = called_f(tree, entry_to_be(tree, alias))
     if tidy:
         tree = drop_demonstrations(drop_remarks(tree))
-    return unparse(tree) if tidy or renamed else source.strip("\n")
+    if tidy or is_renamed:
+        return unparse(tree)
+    return source.strip("\n")          # as it stands: printing it would lose the layout and the comments
 
 
 def binds_f(source: str) -> bool:
@@ -164,40 +211,74 @@ def callable_as_f(source: str) -> str:
     function so. Raises Refused("reason: ...") where there is no program or no such function."""
     if "f" not in top_level_names(source):
         functions = [node.name for node in tree_of(source).body if isinstance(node, ast.FunctionDef)]
+        # A program that uses an f of its own naming would call itself.
         refuse_unless(functions and "f" not in global_names(source), "no_entry")
         source = f"{source}\nf = {functions[-1]}"
     return source.strip("\n")
 
 
+def names_in(tree: ast.AST) -> set[str]:
+    """Every name that a tree reads or assigns."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+    return names
+
+
 def drop_demonstrations(tree: ast.Module) -> ast.Module:
     """Removes, in place, what the top level does only to show f at work: expressions, assertions, whatever
     names f or __name__, and assignments to names that nothing else reads."""
-    names = {node: {x.id for x in ast.walk(node) if isinstance(x, ast.Name)} for node in tree.body}
-    read = set().union(*(names[node] for node in tree.body if isinstance(node, DEFINITIONS)))
+    read = set()
+    for node in tree.body:
+        if isinstance(node, DEFINITIONS):
+            read |= names_in(node)
     kept = []
+    # From the end, for what a statement that is kept reads, an earlier one has to assign.
     for node in reversed(tree.body):
-        shows = isinstance(node, (ast.Expr, ast.Assert)) or not names[node].isdisjoint({"f", "__name__"})
-        if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = getattr(node, "targets", None) or [node.target]
-            shows |= all(isinstance(target, ast.Name) and target.id not in read for target in targets)
-        if isinstance(node, DEFINITIONS) or not shows:
+        if isinstance(node, DEFINITIONS) or not only_shows(node, read):
             kept.append(node)
-            read |= names[node]
+            read |= names_in(node)
     tree.body = kept[::-1]
     return tree
+
+
+def only_shows(node: ast.stmt, read: set[str]) -> bool:
+    """Whether a statement of the top level only shows f at work, where these names are read elsewhere."""
+    if isinstance(node, (ast.Expr, ast.Assert)):
+        return True
+    if not names_in(node).isdisjoint({"f", "__name__"}):
+        return True
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return False
+    for target in targets:
+        # An item or an attribute belongs to a value that others may see.
+        if not isinstance(target, ast.Name) or target.id in read:
+            return False
+    return True
 
 
 class _Canonical(Renaming):
     """Also constants become the name of their type, and annotated assignments plain ones."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
-        return self.visit(ast.Assign([node.target], node.value)) if node.value else None
+        """x: int = 1 is x = 1, and x: int is nothing."""
+        if not node.value:
+            return None
+        return self.visit(ast.Assign([node.target], node.value))
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        """The name of its type."""
         return ast.Constant(type(node.value).__name__)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        number = isinstance(node.operand, ast.Constant) and type(node.operand.value) in (int, float, complex)
-        if number and isinstance(node.op, (ast.USub, ast.UAdd)):    # -3 is a constant to all but the parser
-            return self.visit_Constant(node.operand)
+        """-3 is a constant to everybody but the parser."""
+        operand = node.operand
+        if isinstance(node.op, (ast.USub, ast.UAdd)) and isinstance(operand, ast.Constant):
+            if type(operand.value) in (int, float, complex):
+                return self.visit_Constant(operand)
         return self.generic_visit(node)

@@ -1,6 +1,8 @@
 """What a task may be: sizes, reasons for refusal, and the static checks of programs, inputs and results.
+
 The sandbox is the wall. These checks give the ordinary cases a name, spare the sandbox work that cannot
-succeed, and keep out of the archive what could not be shown to a student."""
+succeed, and keep out of the archive what could not be shown to a student.
+"""
 import ast
 import cmath
 import math
@@ -36,11 +38,16 @@ CONTROL = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:think|answer|eos)>|```")
 BRACKETED = re.compile(r"[<\[{|].*[>\]}|]", re.S)
 
 
-def control_of(tokenizer) -> re.Pattern:
+def control_of(tokenizer: object) -> re.Pattern:
     """CONTROL, and the added tokens of a tokenizer that chats are made of: special or in brackets."""
-    added = [(token.content.strip(), token.special) for token in tokenizer.added_tokens_decoder.values()]
-    chats = {text for text, special in added if len(text) > 1 and (special or BRACKETED.fullmatch(text))}
-    return re.compile("|".join([CONTROL.pattern, *sorted(map(re.escape, chats))]))
+    patterns = set()
+    for token in tokenizer.added_tokens_decoder.values():
+        text = token.content.strip()
+        is_control = token.special or BRACKETED.fullmatch(text)
+        # One character, such as a new line, may stand in any program.
+        if len(text) > 1 and is_control:
+            patterns.add(re.escape(text))
+    return re.compile("|".join([CONTROL.pattern, *sorted(patterns)]))
 
 
 @dataclass(frozen=True)
@@ -65,31 +72,49 @@ class Limits:
         """Defaults for a prompt format; the micro model knows only small values."""
         if not FORMATS[prompt_format].strict:
             return cls()
+        # What micro/data.py has taught the bundled base.
         return cls(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4,
                    max_number=1000, max_items=10, reject_constant=True, compact=True)
 
     @classmethod
-    def of_run(cls, cfg, prompt_format: str, tokenizer) -> "Limits":
+    def of_run(cls, cfg: object, prompt_format: str, tokenizer: object) -> "Limits":
         """Those of a run: its prompt format's and tokenizer's, or what its flags (config.Config) say."""
-        return replace(cls.for_format(prompt_format), theory=cfg.theory, control=control_of(tokenizer))
+        usual = cls.for_format(prompt_format)
+        return replace(usual, theory=cfg.theory, control=control_of(tokenizer))
 
 
 def check_program(source: str, limits: Limits) -> None:
     """Raises Refused with the reason why a program may not run. Static: nothing is executed."""
     refuse_unless(len(source) <= limits.source_chars, "too_long")
     refuse_unless(not limits.control.search(source), "control_text")
-    tree, names = tree_of(source), global_names(source)
+    tree = tree_of(source)
+    names = global_names(source)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            modules = {(getattr(node, "module", None) or alias.name).split(".")[0] for alias in node.names}
-            refuse_unless(modules <= IMPORTS and not getattr(node, "level", 0), "import")
-        reached = names_reached(node)
-        refuse_unless(DRAWS.isdisjoint(reached), "banned_name")
-        for name in reached:
-            refuse_unless(name in DUNDERS or not re.fullmatch(r"__[a-z]\w*__", name), "banned_name")
+            check_import(node)
+        for name in names_reached(node):
+            check_reached(name)
     refuse_unless(not reaches_module(tree), "import")
     refuse_unless(names.isdisjoint(BANNED), "banned_name")
-    refuse_unless(not limits.reject_constant or not ignores_input(entry(tree)), "ignores_input")
+    if limits.reject_constant:
+        refuse_unless(not ignores_input(entry(tree)), "ignores_input")
+
+
+def check_import(node: ast.Import | ast.ImportFrom) -> None:
+    """Raises Refused unless a statement imports from IMPORTS alone."""
+    modules = [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        refuse_unless(node.level == 0 and node.module, "import")        # from . import x
+        modules = [node.module]
+    for module in modules:
+        refuse_unless(module.split(".")[0] in IMPORTS, "import")
+
+
+def check_reached(name: str) -> None:
+    """Raises Refused for a name that reaches what draws, or into the insides of a value or a module."""
+    refuse_unless(name not in DRAWS, "banned_name")
+    is_special = re.fullmatch(r"__[a-z]\w*__", name)
+    refuse_unless(name in DUNDERS or not is_special, "banned_name")
 
 
 def names_reached(node: ast.AST) -> list[str]:
@@ -106,34 +131,55 @@ def names_reached(node: ast.AST) -> list[str]:
 
 def reaches_module(tree: ast.Module) -> bool:
     """Whether a program takes a module that it may not import from one that it may: statistics.random."""
+    # First all imports: one that stands below a function may be used in it.
     imported = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            imported |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+            for alias in node.names:
+                imported.add(alias.asname or alias.name.split(".")[0])
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not OTHER_MODULES.isdisjoint(names_reached(node)):
             return True
-        if isinstance(node, ast.Attribute) and node.attr in OTHER_MODULES:
-            owner = node.value
-            while isinstance(owner, ast.Attribute):
-                owner = owner.value
-            if isinstance(owner, ast.Name) and owner.id in imported:
-                return True
+        if isinstance(node, ast.Attribute) and node.attr in OTHER_MODULES and owner(node) in imported:
+            return True
     return False
+
+
+def owner(node: ast.Attribute) -> str | None:
+    """The name at the beginning of a chain of attributes (a of a.b.c), None where it begins otherwise."""
+    value = node.value
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    if isinstance(value, ast.Name):
+        return value.id
+    return None
 
 
 def ignores_input(function: ast.FunctionDef) -> bool:
     """True if every parameter is overwritten before it is read, or never read (straight-line code only)."""
-    alive = {node.arg for node in ast.iter_child_nodes(function.args) if isinstance(node, ast.arg)}
+    alive = set()                       # parameters that still have the value of the call
+    for node in ast.iter_child_nodes(function.args):
+        if isinstance(node, ast.arg):
+            alive.add(node.arg)
     for statement in function.body:
-        updated = statement.target if isinstance(statement, ast.AugAssign) else None    # x += 1 says Store
-        for node in ast.walk(statement):
-            is_read = isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Load) or node is updated)
-            if is_read and node.id in alive:
-                return False
+        if not alive.isdisjoint(names_read(statement)):
+            return False
         if isinstance(statement, ast.Assign):
-            alive -= {target.id for target in statement.targets if isinstance(target, ast.Name)}
+            for target in statement.targets:
+                if isinstance(target, ast.Name):
+                    alive.discard(target.id)
     return True
+
+
+def names_read(statement: ast.stmt) -> set[str]:
+    """Names whose values a statement reads."""
+    names = set()
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        names.add(statement.target.id)  # x += 1 reads x, but its tree says Store
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+    return names
 
 
 def check_input(text: str, limits: Limits) -> None:
@@ -143,14 +189,24 @@ def check_input(text: str, limits: Limits) -> None:
     try:
         arguments = plain_arguments(text)
     except Refused as error:
-        raise Refused("too_deep" if error.reason == "too_deep" else "not_literal") from None
+        if error.reason == "too_deep":
+            raise Refused("too_deep") from None
+        raise Refused("not_literal") from None      # whatever else is wrong with it
     for argument in arguments:
         for node in ast.walk(argument):
-            items = getattr(node, "elts", getattr(node, "keys", 0))
-            check_range(node.value if isinstance(node, ast.Constant) else items, limits)
+            check_range(own_value(node), limits)
 
 
-def check_range(value, limits: Limits) -> None:
+def own_value(node: ast.AST) -> object:
+    """What `check_range` looks at in a literal's node: a constant's value, or a container's members."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Dict):
+        return node.keys
+    return getattr(node, "elts", None)  # of a list, tuple or set; other nodes have none
+
+
+def check_range(value: object, limits: Limits) -> None:
     """Raises Refused where one value (not what it contains) is beyond max_number or max_items."""
     if isinstance(value, (int, float)):
         refuse_unless(abs(value) < limits.max_number, "value_range")
@@ -158,8 +214,9 @@ def check_range(value, limits: Limits) -> None:
         refuse_unless(len(value) <= limits.max_items, "value_range")
 
 
-def check_value(value, limits: Limits) -> None:
+def check_value(value: object, limits: Limits) -> None:
     """Raises Refused with the reason why a decoded result cannot be a gold answer."""
+    # A stack and no recursion: a value may be nested as deep as MAX_DEPTH of sandbox/values.py.
     stack = [value]
     while stack:
         item = stack.pop()
@@ -172,4 +229,5 @@ def check_value(value, limits: Limits) -> None:
     text = show(value, limits.compact)
     refuse_unless(len(text) <= limits.output_chars, "output_too_long")
     refuse_unless(not limits.control.search(text), "control_text")
-    value_text(text)        # raises where no answer could state the value: a set of frozensets has no literal
+    # Raises where no answer could state the value: a set of frozensets has no literal.
+    value_text(text)
