@@ -28,7 +28,7 @@ from importlib.util import find_spec
 from infra.errors import UserError
 from sandbox import portable
 from sandbox.profiles import PROFILES
-from sandbox.scheduler import Scheduler
+from sandbox.scheduler import Case, Scheduler
 
 FILES_OF_A_WORKER = 9               # three fork servers, of each a socket and two files
 
@@ -72,7 +72,8 @@ class Sandbox(AbstractContextManager):
     "namespaces"). tier and report say what protects. Raises UserError where it cannot protect.
     """
 
-    def __init__(self, workers=0, without=(), profile="train", **limits):
+    def __init__(self, workers: int = 0, without: tuple[str, ...] = (), profile: str = "train",
+                 **limits: float):
         if profile not in PROFILES:
             raise UserError(f"profile {profile!r}: give one of {', '.join(PROFILES)}")
         limits = replace(PROFILES[profile], **limits)
@@ -99,7 +100,7 @@ class Sandbox(AbstractContextManager):
             self.close()
             raise
 
-    def send_canaries(self):
+    def send_canaries(self) -> dict[str, str]:
         """Harmless attacks through the normal path -> name: what happened."""
         verdict, = self.run([Job(CANARY, tuple(map(repr, CANARIES)))])
         met = {}
@@ -108,7 +109,7 @@ class Sandbox(AbstractContextManager):
         end = self.run([Job("def f():\n while True: pass", ("",), cpu_s=0.05)])[0].end
         return met | {"endless loop": "refused: timeout" if end == "timeout" else end}
 
-    def find_tier(self):
+    def find_tier(self) -> str:
         """The tier, by the layers and what the canaries meet. Raises UserError where one gets past."""
         layers = self.report
         holes = [f"{name} ({layers.get(name)})" for name in REQUIRED if layers.get(name) != "ok"]
@@ -124,21 +125,21 @@ class Sandbox(AbstractContextManager):
                              f"it: {'; '.join(holes)}. Use Linux on x86-64 or aarch64 with seccomp.")
         return "full" if layers["empty_root"] == "ok" else "no namespaces"
 
-    def run(self, jobs):
-        """list[Job] -> list[Verdict], in order. Never raises for anything that a program does. Where a child
+    def run(self, jobs: list[Job]) -> list[Verdict]:
+        """The jobs' verdicts, in order. Never raises for anything that a program does. Where a child
         ends before it has answered all of its inputs, the others run again, each in a child of its own."""
         with self.lock:
             return [conclude(case) for case in self.scheduler.work_off(jobs)]
 
-    def close(self):
+    def close(self) -> None:
         """Kills all fork servers."""
         self.scheduler.close()
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 
-def folder_of(packages):
+def folder_of(packages: tuple[str, ...]) -> str:
     """The folder in which this interpreter finds the first of some packages; "" where it has none of them."""
     found = find_spec(packages[0]) if packages else None
     return os.path.dirname(os.path.dirname(os.path.abspath(found.origin))) if found else ""
@@ -173,7 +174,7 @@ class PortableVerifier(AbstractContextManager):
     def close(self) -> None:
         """Nothing is open."""
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 
@@ -190,7 +191,7 @@ def open_sandbox(kind: str, prompt_format: str, workers: int = 0) -> Sandbox | P
         return PortableVerifier(str(error))
 
 
-def conclude(case):
+def conclude(case: Case) -> Verdict:
     """A Case's Verdict. seen[pass][input] = (end, [(mark, text), ...]), mark b"=": value, b"!": reason."""
     outputs, errors, ends = [], [], []
     for i in range(len(case.job.inputs)):
@@ -240,7 +241,7 @@ PROBES = {{{PROBES}}}
 REQUIRED = "seccomp", "no_new_privs", "limit_as", "limit_core", "limit_fsize"
 
 
-def main():
+def main() -> None:
     """The command line: exit code 0 only when the sandbox protects."""
     parser = argparse.ArgumentParser(description="The verifier checks itself.")
     parser.add_argument("--self-check", action="store_true", required=True,

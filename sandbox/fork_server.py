@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 from sandbox import stand_ins, walls
 from sandbox.lenient import digest, plainer
-from sandbox.profiles import DONE, GO, LATE, ON_TIME, PROFILES, STARVED
+from sandbox.profiles import DONE, GO, LATE, ON_TIME, PROFILES, STARVED, Profile
 from sandbox.values import Unsupported, encode
 
 # Its descriptors. OWNER is a pidfd of the trainer, PROC the folder /proc, which the empty root hides.
@@ -34,7 +34,7 @@ OVERSLEPT_MS = 500              # a fork server that wakes so much too late was 
 
 # ---- the child --------------------------------------------------------------------------------------------
 
-def arguments(text):
+def arguments(text: str) -> tuple | None:
     """The tuple of arguments between the parentheses of a call, all literals, or None; in the child only."""
     try:
         node = ast.parse(f"f({text} \n)", mode="eval").body  # closes a comment, and joins no lines
@@ -46,7 +46,7 @@ def arguments(text):
         return None
 
 
-def reason(error):
+def reason(error: BaseException) -> bytes:
     """What goes into the verdict for an exception, as bytes of one line; the exception may be hostile."""
     try:
         text = str(error)[:200]
@@ -57,7 +57,7 @@ def reason(error):
         return b"error: Exception: (cannot be printed)"
 
 
-def text_of(value, profile):
+def text_of(value: object, profile: Profile) -> str:
     """Canonical text of what a call returned."""
     if not profile.lenient:
         return encode(value, limit=profile.max_text)
@@ -72,7 +72,7 @@ def text_of(value, profile):
     raise Unsupported("too big: " + " ".join(map(digest, value if is_pair else [value])))
 
 
-def lenient_text(value, limit):
+def lenient_text(value: object, limit: int) -> str:
     """Canonical text of the plain value that it is equal to."""
     try:
         return encode(value, limit=limit)
@@ -82,7 +82,7 @@ def lenient_text(value, limit):
     return encode(plainer(value), limit=limit)
 
 
-def perform(job, write, profile):
+def perform(job: tuple, write: object, profile: Profile) -> None:
     """The untrusted side: whatever happens or is faked in here is only a claim about values."""
     code, entry, inputs, order = job
     calls = [arguments(inputs[i]) for i in order]       # before the program can change what a literal is
@@ -109,7 +109,7 @@ def perform(job, write, profile):
         write(line + b"\n")
 
 
-def run_script(code):
+def run_script(code: str) -> int:
     """A whole program with files for standard input and output -> exit status; the untrusted side as well."""
     try:
         module = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -123,7 +123,7 @@ def run_script(code):
     return 0
 
 
-def child(given, size, cpu_s, wall, profile):
+def child(given: int, size: int, cpu_s: float, wall: list, profile: Profile) -> None:
     """Runs in the forked child and never returns. given: bytes of standard input in front of the job."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)         # default action: die. The filter forbids to change it
     job = marshal.loads(os.pread(JOB, size, given))     # trainer to child is the trusted direction
@@ -144,7 +144,7 @@ def child(given, size, cpu_s, wall, profile):
 
 # ---- the fork server --------------------------------------------------------------------------------------
 
-def take_slots(given):
+def take_slots(given: list[int]) -> None:
     """Moves the descriptors of the trainer to RESULT, JOB, CONTROL, OWNER and PROC, and closes all others."""
     fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, PROC + 1) for fd in given]  # out of the way of the slots
     for slot, fd in enumerate(fds, RESULT):
@@ -152,7 +152,7 @@ def take_slots(given):
     os.closerange(PROC + 1, max(fds + given) + 1)
 
 
-def reset_interpreter(profile, packages_from):
+def reset_interpreter(profile: Profile, packages_from: str) -> None:
     """Streams, signals and modules as programs shall find them, whoever started the trainer. packages_from:
     the folder of what is not the standard library's; "": there is none."""
     sys.path[:] = sys.path[1:]
@@ -176,7 +176,7 @@ def reset_interpreter(profile, packages_from):
         stand_ins.install()
 
 
-def prepare(options):
+def prepare(options: dict) -> tuple:
     """Imports, locks the fork server up, reports its layers to the trainer -> (profile, wall)."""
     profile = PROFILES[options["profile"]]
     os.environ.clear()
@@ -226,7 +226,7 @@ def end_late(pid: int, wall_ms: int, took_ms: float) -> int:
     return STARVED if overslept or queued_ms(pid) > wall_ms / 2 else LATE
 
 
-def serve(profile, wall):
+def serve(profile: Profile, wall: list) -> None:
     """The loop: polls the control socket and the trainer itself, and takes its child along when they end."""
     poll = select.poll()
     poll.register(CONTROL, select.POLLIN)

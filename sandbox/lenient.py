@@ -14,7 +14,7 @@ SCALARS = bool, int, float, complex, str, bytes
 FLAT = {*SCALARS, type(None)}
 
 
-def plainer(value, depth=MAX_DEPTH):
+def plainer(value: object, depth: int = MAX_DEPTH) -> object:
     """The value of exact builtin types that it is equal to, or the value itself where there is none."""
     for kind in SCALARS:
         if isinstance(value, kind):
@@ -31,7 +31,7 @@ def plainer(value, depth=MAX_DEPTH):
     return plain_number(value)
 
 
-def plain_number(value):
+def plain_number(value: object) -> object:
     """A number of another class, such as a Fraction or numpy's, as the builtin number that it is equal to."""
     numpy = sys.modules.get("numpy")
     if numpy and isinstance(value, numpy.generic):
@@ -48,7 +48,7 @@ def plain_number(value):
     return value
 
 
-def digest(value) -> str:
+def digest(value: object) -> str:
     """A hash of 64 hexadecimal digits; values that are == have the same one, such as [1] and [True]. For
     values whose text is too long to report: no more than one of its strings is in memory at a time."""
     from hashlib import blake2b  # not above: a fork server blocks OpenSSL before it imports hashlib
@@ -59,7 +59,7 @@ def digest(value) -> str:
     return found.hexdigest()
 
 
-def pieces(value, depth=MAX_DEPTH) -> Iterator[str]:
+def pieces(value: object, depth: int = MAX_DEPTH) -> Iterator[str]:
     """Texts that, put together, say what a value is equal to."""
     if depth == 0:
         raise Unsupported("unsupported: nested too deeply or cyclic")
@@ -82,7 +82,7 @@ def pieces(value, depth=MAX_DEPTH) -> Iterator[str]:
         yield scalar_text(plainer(value))
 
 
-def scalar_text(value) -> str:
+def scalar_text(value: object) -> str:
     """Text of a string, bytes, number or None, which says where it ends; equal numbers have one text."""
     if isinstance(value, str):
         return repr(value)

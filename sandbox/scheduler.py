@@ -17,7 +17,7 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 
-from sandbox.profiles import DONE, GO, LATE, PROFILES, STARVED
+from sandbox.profiles import DONE, GO, LATE, PROFILES, STARVED, Profile
 from sandbox.values import decode, encode
 
 # A job that must be deterministic passes two interpreters, and a third where these may agree by chance. Their
@@ -56,12 +56,12 @@ class ChildRun:
     tries: int = 1
 
 
-def returned(seen):
+def returned(seen: dict) -> tuple[int, ...]:
     """Inputs of a pass, in order, on which the program returned or raised."""
     return tuple(i for i, (end, _) in sorted(seen.items()) if end == "ok")
 
 
-def passes(job):
+def passes(job: object) -> int:
     """How many interpreters a job passes."""
     if not job.deterministic:
         return 1
@@ -73,7 +73,7 @@ def passes(job):
 class ForkServer:
     """The trainer's end of one fork server. run: what its child does, or its last one did."""
 
-    def __init__(self, which, options):
+    def __init__(self, which: int, options: dict):
         self.which, self.options, self.run, self.deadline = which, options, None, 0.0
         self.job, self.result = os.memfd_create("job"), os.memfd_create("result")
         self.control, theirs = socket.socketpair()
@@ -98,7 +98,7 @@ class ForkServer:
             os.close(owner)
             os.close(proc)
 
-    def ready(self):
+    def ready(self) -> dict[str, str]:
         """Waits for it to be locked up -> its layers. Raises OSError with its own words where it is not."""
         self.control.settimeout(START_S)
         try:
@@ -111,7 +111,7 @@ class ForkServer:
         words = " ".join(f"{text} {said}".split()) or "it ended without a word"
         raise OSError(f"the sandbox cannot start {sys.executable}: {words}")
 
-    def start(self, run, cpu_s, wall_s):
+    def start(self, run: ChildRun, cpu_s: float, wall_s: float) -> None:
         """Puts a run into the shared job file, its input first, and asks for a child that runs it."""
         job = run.case.job
         given, inputs = b"", job.inputs
@@ -127,7 +127,7 @@ class ForkServer:
         except OSError:
             pass                                        # it is dead, which poll() reports
 
-    def finish(self):
+    def finish(self) -> tuple[str, float, bytes]:
         """-> (how the child ended, CPU seconds, what it claims: nothing where it got no processor to run on).
         OSError where the fork server is dead."""
         message = self.control.recv(DONE.size)
@@ -148,7 +148,7 @@ class ForkServer:
             end = "exit"
         return end, cpu_us / 1e6, os.pread(self.result, PROFILES[self.options["profile"]].max_file, 0)
 
-    def close(self):
+    def close(self) -> None:
         """Kills it, and its child with it."""
         self.control.close()
         self.process.kill()
@@ -159,7 +159,7 @@ class ForkServer:
 
 # ---- what a child claims ----------------------------------------------------------------------------------
 
-def read_claim(line, profile):
+def read_claim(line: bytes, profile: Profile) -> tuple[bytes, str]:
     """A line of a child's report -> (mark, text). Raises ValueError for neither a value nor a reason."""
     mark, text = line[:1], line[1:].decode("ascii")
     if mark == b"=":
@@ -170,7 +170,7 @@ def read_claim(line, profile):
     raise ValueError("neither a value nor a reason")
 
 
-def read_claims(raw, order, end, profile):
+def read_claims(raw: bytes, order: tuple[int, ...], end: str, profile: Profile) -> tuple[str, bool, list]:
     """Bytes from a child -> (end, whether the program was loaded, [(mark, text), ...] for a prefix of order).
     Nothing in here is trusted: one line per input, canonical values only, and anything extra is
     "malformed"."""
@@ -193,7 +193,7 @@ def read_claims(raw, order, end, profile):
     return end, bool(lines), claims
 
 
-def read_output(raw, order, end, profile):
+def read_output(raw: bytes, order: tuple[int, ...], end: str, profile: Profile) -> tuple[str, bool, list]:
     """What a whole program printed after the mark, like read_claims: its canonical text as the only claim."""
     if len(raw) >= profile.max_file:
         end = "too big"
@@ -214,23 +214,23 @@ class Scheduler:
     One caller at a time. limits: the Profile in force. options: what a fork server is started with
     (fork_server.prepare). replaced counts those that had to be started again."""
 
-    def __init__(self, workers, limits, options):
+    def __init__(self, workers: int, limits: Profile, options: dict):
         self.workers, self.limits, self.options, self.replaced = workers, limits, options, 0
         self.servers, self.busy, self.selector = [], [], selectors.PollSelector()
 
-    def open(self):
+    def open(self) -> dict[str, str]:
         """Starts all fork servers -> the layers of the first."""
         for i in range(len(SEEDS) * self.workers):
             self.servers.append(ForkServer(i % len(SEEDS), self.options))
         return [self.admit(server) for server in self.servers][0]
 
-    def admit(self, server):
+    def admit(self, server: ForkServer) -> dict[str, str]:
         """Waits for a fork server and takes it into service -> its layers."""
         layers = server.ready()
         self.selector.register(server.control, selectors.EVENT_READ, server)
         return layers
 
-    def replace(self, server):
+    def replace(self, server: ForkServer) -> None:
         """A fresh fork server for one that is dead, stuck, or busy with a job that nobody waits for."""
         self.selector.unregister(server.control)
         place = self.servers.index(server)
@@ -239,7 +239,7 @@ class Scheduler:
         self.admit(self.servers[place])
         self.replaced += 1
 
-    def start_again(self, which):
+    def start_again(self, which: int) -> ForkServer:
         """A fresh fork server; a machine may be out of processes or memory for a moment. Raises OSError."""
         for pause_s in PAUSES_S:
             try:
@@ -248,7 +248,7 @@ class Scheduler:
                 time.sleep(pause_s)
         return ForkServer(which, self.options)
 
-    def work_off(self, jobs):
+    def work_off(self, jobs: list) -> list[Case]:
         """Every job's Case, in order; what is under way is killed where this is interrupted."""
         cases = [Case(job) for job in jobs]
         queue = collections.deque()
@@ -273,7 +273,7 @@ class Scheduler:
             raise
         return cases
 
-    def begin(self, run):
+    def begin(self, run: ChildRun) -> None:
         """Gives a run to a fork server without a child. Two calls within one CPU limit, five within 2.5."""
         server = next(s for s in self.servers if s.which == run.which and s not in self.busy)
         own_s, longer = run.case.job.cpu_s, max(1, CALLS[run.which] / 2)
@@ -283,7 +283,7 @@ class Scheduler:
         self.busy.append(server)
         server.start(run, (own_s or self.limits.cpu_s) * longer, wall_s * longer)
 
-    def collect(self, queue, server, answered):
+    def collect(self, queue: collections.deque, server: ForkServer, answered: bool) -> None:
         """Takes the answer of a fork server, or replaces one that is dead or stuck."""
         died_idle = server not in self.busy
         if not died_idle:
@@ -306,7 +306,7 @@ class Scheduler:
         else:
             self.absorb(queue, run, "sandbox failure", raw)
 
-    def absorb(self, queue, run, end, raw):
+    def absorb(self, queue: collections.deque, run: ChildRun, end: str, raw: bytes) -> None:
         """Books what one child claims, and plans what has to follow."""
         case, job, seen = run.case, run.case.job, run.case.seen[run.which]
         read = read_output if job.entry is None else read_claims
@@ -331,7 +331,7 @@ class Scheduler:
         if which < passes(job) and len(seen) == len(given) and returned(seen):
             queue.append(ChildRun(case, which, returned(seen)[::-1] * CALLS[which]))
 
-    def close(self):
+    def close(self) -> None:
         """Kills all fork servers."""
         for server in self.servers:
             server.close()

@@ -8,7 +8,7 @@ import sys
 REGULAR = 0o100600              # mode of a file that its owner reads and writes
 
 
-def fstat(fd):
+def fstat(fd: int) -> os.stat_result:
     """os.fstat of an open file, of which only the size is true; the C library's own would name a path."""
     here = os.lseek(fd, 0, os.SEEK_CUR)
     size = os.lseek(fd, 0, os.SEEK_END)
@@ -16,7 +16,7 @@ def fstat(fd):
     return os.stat_result((REGULAR, 0, 0, 1, 0, 0, size, 0, 0, 0))
 
 
-def start(self):
+def start(self) -> None:
     """Thread.start: the thread runs to its end at once. What raises in it ends it, and nothing else."""
     if hasattr(self, "_runs"):
         raise RuntimeError("threads can only be started once")
@@ -28,18 +28,18 @@ def start(self):
     self._runs = False
 
 
-def join(self, timeout=None):
+def join(self, timeout: float | None = None) -> None:
     """Thread.join: it has ended."""
     if not hasattr(self, "_runs"):
         raise RuntimeError("cannot join thread before it is started")
 
 
-def is_alive(self):
+def is_alive(self) -> bool:
     """Thread.is_alive."""
     return getattr(self, "_runs", False)
 
 
-def install():
+def install() -> None:
     """Puts them in place, once per fork server."""
     os.fstat = fstat
     thread = sys.modules["threading"].Thread

@@ -17,7 +17,7 @@ class Unsupported(ValueError):
     """A value that is not plain data, or too big; the text is the reason that goes into the verdict."""
 
 
-def encode(value, depth=MAX_DEPTH, limit=MAX_TEXT):
+def encode(value: object, depth: int = MAX_DEPTH, limit: int = MAX_TEXT) -> str:
     """Canonical JSON text (ASCII) of a plain value; two values of one type and content give one text.
 
     Exact builtin types only. Tagged: tuple t, dict d (in its order), set s and frozenset z (sorted), bytes b,
@@ -53,7 +53,7 @@ def encode(value, depth=MAX_DEPTH, limit=MAX_TEXT):
     return encode_container(value, depth - 1, limit)
 
 
-def encode_str(value, limit):
+def encode_str(value: str, limit: int) -> str:
     """Canonical text of a string. Raises Unsupported where UTF-8 cannot hold it."""
     try:
         if not fit(value, limit).isascii():
@@ -63,7 +63,7 @@ def encode_str(value, limit):
         raise Unsupported("unsupported: string with lone surrogates") from None
 
 
-def encode_container(value, depth, limit):
+def encode_container(value: object, depth: int, limit: int) -> str:
     """Canonical text of a container whose members may be nested `depth` levels deep."""
     kind = type(value)
     keys, n_chars = [], 0
@@ -83,19 +83,19 @@ def encode_container(value, depth, limit):
     return fit(CONTAINERS[id(kind)] + ",".join(texts) + ("]" if kind is list else "]}"), limit)
 
 
-def max_bits(limit):
+def max_bits(limit: int) -> int:
     """Bits of the longest integer where a text may have so many characters."""
     return MAX_BITS if limit <= MAX_TEXT else 2 * limit
 
 
-def fit(text, limit):
+def fit(text: str | bytes, limit: int) -> str | bytes:
     """The text, or Unsupported("too big"); asked at every level, lest shared references grow it first."""
     if len(text) > limit:
         raise Unsupported("too big")
     return text
 
 
-def decode(text, limit=MAX_TEXT):
+def decode(text: str, limit: int = MAX_TEXT) -> object:
     """The value of a canonical text. Raises ValueError for anything that encode() would not have written."""
     try:
         value = plain(json.loads(fit(text, limit)), max_bits(limit) // 4 + 25)
@@ -106,7 +106,7 @@ def decode(text, limit=MAX_TEXT):
         raise ValueError(f"not canonical text: {e}") from None
 
 
-def plain(j, max_digits):
+def plain(j: object, max_digits: int) -> object:
     """JSON value -> Python value; sloppy on purpose, because decode() writes it out again and compares."""
     if type(j) is list:
         return [plain(x, max_digits) for x in j]
@@ -132,6 +132,6 @@ def plain(j, max_digits):
     return {"d": dict, "s": set, "z": frozenset}[tag](items)
 
 
-def same(a, b):
+def same(a: object, b: object) -> bool:
     """Equality for reward, of decoded values: ==, and nan equals nan (True == 1 == 1.0, (1,) != [1])."""
     return a == b or encode(a) == encode(b)

@@ -37,7 +37,7 @@ BY_ARGUMENT = dict(mmap=((9, 222), 32, PROT_EXEC, EPERM, ALLOW),
                    clone=((56, 220), 16, CLONE_THREAD, EPERM, KILL))  # a thread, or else a fork
 
 
-def search(cases):
+def search(cases: list) -> list:
     """BPF lines that find a system call among sorted [(number, lines of its answer)] by halves. In the order
     of a list, a filter costs three times as much to install, for the kernel tries every number that it
     knows."""
@@ -49,7 +49,7 @@ def search(cases):
     return [(AT_LEAST, len(low), 0, cases[middle][0]), *low, *high]
 
 
-def filter_lines(column, audit):
+def filter_lines(column: int, audit: int) -> list:
     """The whole filter for one processor, as BPF lines."""
     cases = {}
     for table, value in (ALLOWED, ALLOW), (FATAL, KILL):
@@ -68,7 +68,7 @@ class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("lines", ctypes.c_char_p)]
 
 
-def seccomp_wall():
+def seccomp_wall() -> list | None:
     """The arguments of prctl that put up the filter for good, or None where this processor has no table."""
     if os.uname().machine not in PROCESSORS:
         return None
@@ -78,7 +78,7 @@ def seccomp_wall():
     return [long(PR_SET_SECCOMP), long(SECCOMP_MODE_FILTER), ctypes.byref(program), long(0), long(0)]
 
 
-def seccomp_works(wall):
+def seccomp_works(wall: list) -> bool:
     """Whether a forked child can put up the wall; whether the wall holds is for the canaries to say."""
     pid = os.fork()
     if pid == 0:
@@ -100,7 +100,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 DIE_WITH_PARENT = [ctypes.c_ulong(n) for n in (PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)]
 
 
-def call(name, *args):
+def call(name: str, *args: object) -> None:
     """A libc function that returns 0 or raises OSError. Integers are passed as longs, bytes as pointers."""
     args = [ctypes.c_ulong(a) if type(a) is int else a for a in args]
     if getattr(libc, name)(*args) != 0:
@@ -109,7 +109,7 @@ def call(name, *args):
 
 # ---- layers that children inherit -------------------------------------------------------------------------
 
-def attempt(layers, name, function, *args):
+def attempt(layers: dict, name: str, function: object, *args: object) -> None:
     """One best-effort layer; whether it holds is noted in layers."""
     try:
         if layers.get(name):
@@ -120,7 +120,7 @@ def attempt(layers, name, function, *args):
         layers[name] = f"{type(e).__name__}: {e}"
 
 
-def enter_namespaces():
+def enter_namespaces() -> None:
     """Its own network, mounts and so on; without root only as the one user of a new user namespace."""
     uid, gid = os.getuid(), os.getgid()
     if os.geteuid() == 0:
@@ -134,7 +134,7 @@ def enter_namespaces():
             f.write(text)
 
 
-def empty_root(namespaces):
+def empty_root(namespaces: str) -> None:
     """An empty tmpfs as root, so that no file has a name; it is mounted on /proc, which every system has."""
     if namespaces != "ok":
         raise OSError("left out, for it would change the mounts of the whole machine")
@@ -146,20 +146,20 @@ def empty_root(namespaces):
         raise OSError("the new root is not empty")
 
 
-def drop_user():
+def drop_user() -> None:
     """From root to a user that owns nothing."""
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def drop_capabilities():
+def drop_capabilities() -> None:
     """capset to none, for which the C library has no function."""
     number = {"x86_64": 126}.get(os.uname().machine, 91)
     call("syscall", number, struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
-def lock_up(layers, mem_mb, profile):
+def lock_up(layers: dict, mem_mb: int, profile: object) -> None:
     """Once per fork server, before any job: all that its children inherit."""
     root = os.geteuid() == 0
     with open("/proc/self/statm") as f:
@@ -181,7 +181,7 @@ def lock_up(layers, mem_mb, profile):
         attempt(layers, f"limit_{name.lower()}", resource.setrlimit, which, (limit, limit))
 
 
-def wall_in(wall):
+def wall_in(wall: list) -> None:
     """The last that a child does before its program: it will die with the fork server, and is filtered."""
     if prctl(*DIE_WITH_PARENT) or prctl(*wall):
         os._exit(111)
