@@ -36,7 +36,10 @@ def hashes(member: ast.expr | None) -> bool:
     """Whether a literal can be a member of a set or a key; None stands for the ** in {**other}."""
     if member is None:
         return False
-    return not any(isinstance(node, UNHASHABLE) for node in ast.walk(member))
+    for node in ast.walk(member):       # a tuple has a hash if all that it holds has one
+        if isinstance(node, UNHASHABLE):
+            return False
+    return True
 
 
 def check_plain(values: list[ast.expr]) -> None:
@@ -44,20 +47,27 @@ def check_plain(values: list[ast.expr]) -> None:
     for value in values:
         for node in ast.walk(value):
             refuse_unless(is_plain(node), "not_literal")
-            members = []
-            if isinstance(node, ast.Set):
-                members = node.elts
-            elif isinstance(node, ast.Dict):
-                members = node.keys
-            # {[1]} and {{1}: 2} are syntax, but no value
-            refuse_unless(all(map(hashes, members)), "not_literal")
+            # {[1]} and {{1}: 2} are syntax, but no value.
+            for member in hashed_members(node):
+                refuse_unless(hashes(member), "not_literal")
+
+
+def hashed_members(node: ast.AST) -> list[ast.expr | None]:
+    """The members of a set or the keys of a dictionary; other nodes have none."""
+    if isinstance(node, ast.Set):
+        return node.elts
+    if isinstance(node, ast.Dict):
+        return node.keys
+    return []
 
 
 def bare(text: str) -> str:
     """A text without white space and the marks of inline code around it. A typographical minus sign becomes
     Python's; strings, which may well hold one, are left alone."""
     text = text.strip().strip("`").strip()
-    return text if "'" in text or '"' in text else text.replace("\u2212", "-")
+    if "'" in text or '"' in text:
+        return text
+    return text.replace("\u2212", "-")
 
 
 def value_text(text: str) -> str:
@@ -115,8 +125,11 @@ def inner_call(trees: list[ast.AST]) -> ast.Call | None:
     calls = []
     for tree in trees:
         calls += [node for node in ast.walk(tree) if node is not tree and calls_f(node)]
-    refuse_unless(len(calls) <= 1, "not_literal")
-    return calls[0] if calls else None
+    if not calls:
+        return None
+    # Of two calls nobody can say which one is meant.
+    refuse_unless(len(calls) == 1, "not_literal")
+    return calls[0]
 
 
 def stated_call(statements: list[ast.stmt]) -> ast.Call:
@@ -154,6 +167,7 @@ def assignments(statement: ast.stmt) -> dict[str, ast.expr]:
         return {target.id: value}
     if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)):
         return {}
+    # a, b[0] = 1, 2 and a, *b = 1, 2 are no plain lists of names.
     names = [node.id for node in target.elts if isinstance(node, ast.Name)]
     if not len(names) == len(target.elts) == len(value.elts):
         return {}
@@ -214,18 +228,28 @@ def arguments_text(text: str, program: str, tidy: bool) -> str:
     canonical = canonical_arguments(text, program)
     if not canonical:
         return text.strip()
-    return canonical if tidy else as_written(text, canonical)
+    if tidy:
+        return canonical
+    return as_written(text, canonical)
 
 
 def stated_inputs(body: str, program: str) -> dict[str, str]:
     """The inputs that a block states, as Python prints them -> as written: one in each line, else one in the
     block, else those in lines that can be read. A block without any stands for itself."""
-    lines = [line for line in body.split("\n") if line.strip()]
-    stated, n_read = {}, 0
-    for line in lines:
-        if canonical := canonical_arguments(line, program):
+    stated = {}
+    all_read = True
+    for line in body.split("\n"):
+        if not line.strip():
+            continue
+        canonical = canonical_arguments(line, program)
+        if canonical:
             stated.setdefault(canonical, as_written(line, canonical))
-            n_read += 1
-    if n_read < len(lines) and (whole := canonical_arguments(body, program)):
+        else:
+            all_read = False
+    if all_read and stated:
+        return stated
+    # Lines that cannot be read by themselves may be one input together: a list over several lines.
+    whole = canonical_arguments(body, program)
+    if whole:
         return {whole: as_written(body, whole)}
     return stated or {body.strip(): body.strip()}

@@ -49,6 +49,10 @@ class Assertion:
     distinct: frozenset[frozenset[str]]
     proof: tuple[str, ...] = ()         # () = an axiom
 
+    def essential(self) -> list[Hypothesis]:
+        """Its premises: the hypotheses that are more than the type of a variable."""
+        return [h for h in self.hypotheses if not h.floating]
+
 
 class Database:
     """What has been read: `variables` with types, `former` ones, labels of `incomplete` proofs."""

@@ -1,20 +1,24 @@
-"""Theorems: a teacher states and proves one over a Metamath database; a student proves it again. A task's
-message is the statement, its input the teacher's proof, and its program what that proof cites, step by step.
-Nothing runs: a proof is data to metamath.py, which bounds its work."""
+"""Theorems: a teacher states and proves one over a Metamath database; a student proves it again.
+
+A task's message is the statement, its input the teacher's proof, and its program what that proof cites, step
+by step. Nothing runs: a proof is data to metamath.py, which bounds its work.
+"""
 import functools
 import itertools
 import random
 import re
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 from infra.errors import Refused, UserError, demand, refuse_unless
 from sandbox.values import encode
-from tasks.base import Proposal, Task, TaskType, text_of, texts_of
+from tasks.base import Claim, Proposal, Task, TaskType, text_of, texts_of
 from tasks.complexity import digest
 from tasks.metamath import Assertion, Database, Mistake
-from tasks.prompts import template
-from verifier import Job
+from tasks.prompts import Answer, Prompt, template
+from tasks.validation import Limits
+from verifier import Job, Verdict
 
 # `python -m tasks.metamath` finds itself imported here already, which does no harm
 warnings.filterwarnings("ignore", "'tasks.metamath' found in sys.modules", RuntimeWarning)
@@ -47,12 +51,16 @@ def review(theory: "Theory", statement: str, proof: str) -> str:
     database = theory.fresh()
     theorem = check(database, statement, proof)
     types = set(theory.variables.values())
-    essential = [h for h in theorem.hypotheses if not h.floating]
-    parts = [theorem.expression, *(h.expression for h in essential)]
-    is_new = len(set(parts)) == len(parts) and types.isdisjoint(part[0] for part in parts)
-    refuse_unless(is_new, "trivial")
+    essential = theorem.essential()
+    parts = [theorem.expression]
+    parts += [h.expression for h in essential]
+    # Nothing is its own premise, and that a formula is one ("wff") is no theorem.
+    refuse_unless(len(set(parts)) == len(parts), "trivial")
+    for part in parts:
+        refuse_unless(part[0] not in types, "trivial")
     premises = [h.label for h in essential]
-    words, named = [], {}
+    words = []
+    named = {}                          # label of a premise -> $0, $1, ... in the order of first use
     for step in database.steps(theorem):
         if step in premises:
             words.append(named.setdefault(step, f"${len(named)}"))
@@ -67,7 +75,8 @@ def review(theory: "Theory", statement: str, proof: str) -> str:
 
 def n_cited(program: str) -> int:
     """Steps of a task's program that cite an assertion."""
-    return sum(not word.startswith("$") for word in program.split())
+    cited = [word for word in program.split() if not word.startswith("$")]
+    return len(cited)
 
 
 # ---------------------------------------------------------------- the database
@@ -87,11 +96,16 @@ class Theory(Database):
     def line(self, assertion: Assertion, proof: str = "") -> str:
         """An assertion on one line, as an axiom or with its proof."""
         statements = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
-        statements += [f"{h.label} $e {' '.join(h.expression)} $."
-                       for h in assertion.hypotheses if not h.floating]
-        kind = "$p" if proof else "$a"
-        statements.append(f"{assertion.label} {kind} {' '.join(assertion.expression)} {proof}$.")
-        return f"${{ {' '.join(statements)} $}}" if len(statements) > 1 else statements[0]
+        for h in assertion.essential():
+            statements.append(f"{h.label} $e {' '.join(h.expression)} $.")
+        keyword = "$a"
+        if proof:
+            keyword = "$p"
+        statements.append(f"{assertion.label} {keyword} {' '.join(assertion.expression)} {proof}$.")
+        if len(statements) == 1:
+            return statements[0]
+        # In a block, which ends what the $d and $e before the assertion say.
+        return f"${{ {' '.join(statements)} $}}"
 
     def is_type(self, assertion: Assertion) -> bool:
         """Whether an assertion only says what is of a type."""
@@ -108,11 +122,23 @@ class Theory(Database):
         types = [f"{h.label} $f {' '.join(h.expression)} $." for h in self.hypotheses if h.floating]
         shown = list(self.assertions.values())
         if len(shown) > N_SHOWN:
-            wanted = [a for a in shown if self.is_type(a) and not a.proof or a.label in cited.split()]
-            others = [a for a in shown if a not in wanted]
-            wanted += rng.sample(others, min(len(others), max(0, N_SHOWN - len(wanted))))
-            shown = [a for a in shown if a in wanted]
+            shown = self.some(shown, rng, cited.split())
         return "\n".join([*types, *map(self.line, shown)])
+
+
+    def some(self, assertions: list[Assertion], rng: random.Random, cited: list[str]) -> list[Assertion]:
+        """The axioms that say what is of a type, what is cited, and others up to N_SHOWN in all."""
+        wanted, others = [], []
+        for a in assertions:
+            is_syntax = self.is_type(a) and not a.proof
+            if is_syntax or a.label in cited:
+                wanted.append(a)
+            else:
+                others.append(a)
+        n_left = max(0, N_SHOWN - len(wanted))
+        wanted += rng.sample(others, min(len(others), n_left))
+        # In the order of the database, which the prompt says that it has.
+        return [a for a in assertions if a in wanted]
 
 
 @functools.cache
@@ -126,8 +152,9 @@ def load(name: str) -> Theory:
     except (OSError, Mistake) as error:
         raise UserError(f"--theory {name}: {error}; {instead}") from None
     for label, assertion in theory.assertions.items():
+        # A copy for one proof (fresh) keeps the $f outside of blocks alone.
         ordered = [h for h in theory.hypotheses if h in assertion.hypotheses]
-        ordered += [h for h in assertion.hypotheses if not h.floating]
+        ordered += assertion.essential()
         fine = ordered == list(assertion.hypotheses) and label not in (NAME, *theory.incomplete)
         demand(fine, f"--theory {name}: {label} uses a $f in a block, a $e outside, ? in a proof, or this "
                f"name; {instead}")
@@ -158,66 +185,77 @@ def read_theorem(text: str, theory: str) -> Proposal:
 
 class Proof(TaskType):
     """A statement and its proof; the student sees statement and database, and answers any proof of it."""
-    name, tags = "proof", ("proof", "metamath", "answer")
+    name = "proof"
+    tags = ("proof", "metamath", "answer")
     topics = ("without hypotheses", "with one hypothesis", "with two hypotheses")
-    statements, structure = staticmethod(n_cited), staticmethod(digest)
+    statements = staticmethod(n_cited)
+    structure = staticmethod(digest)
 
-    def from_row(self, row):
+    def from_row(self, row: dict) -> Proposal:
+        """The theorem in a line of a file, or the statement and proof of a run's tasks.jsonl."""
         theory = text_of(row, "theory", "prop.mm")
         load(theory)
         if "theorem" in row:
             return read_theorem(text_of(row, "theorem"), theory)
         return read_theorem(f"{text_of(row, 'message')} $= {texts_of(row, 'inputs')[0]} $.", theory)
 
-    def propose(self, prompt_format, few_shot, rng, limits):
+    def propose(self, prompt_format: str, few_shot: list[Task], rng: random.Random, limits: Limits) -> Prompt:
         """Prompt with part of the database, and proofs to learn from."""
         asked = template(self.name, prompt_format, "propose")
         theory = load(limits.theory)
-        shown = [f"{task.message} $= {task.inputs[0]} $." for task in few_shot if task.kind == self.name]
+        shown = []
+        for task in few_shot:
+            if task.kind == self.name:
+                shown.append(f"{task.message} $= {task.inputs[0]} $.")
         shown += theory.examples(rng, N_EXAMPLES - len(shown))
-        cited = rng.choice([a.label for a in theory.assertions.values() if not theory.is_type(a)])
+        labels = [a.label for a in theory.assertions.values() if not theory.is_type(a)]
+        cited = rng.choice(labels)
+        examples = "\n".join([f"```metamath\n{text}\n```" for text in shown])
         return asked.filled(theory=theory.listing(rng, cited), cited=cited, topic=rng.choice(self.topics),
-                            examples="\n".join(f"```metamath\n{text}\n```" for text in shown))
+                            examples=examples)
 
-    def read(self, written, few_shot, limits):
+    def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
         """The theorem of the first block that has a proof."""
         proved = [body for _, body in written.blocks if "$=" in body]
         refuse_unless(proved, "no_proof")
         return read_theorem(proved[0], limits.theory)
 
-    def demands(self, proposal, limits):
+    def demands(self, proposal: Proposal, limits: Limits) -> None:
+        """What has to hold before the proof is checked."""
         refuse_unless(proposal.program == limits.theory, "other_theory")
         refuse_unless(not limits.control.search(proposal.message + proposal.inputs[0]), "control_text")
 
-    def key(self, proposal, dedupe):
+    def key(self, proposal: Proposal, dedupe: str) -> str:
         """Of the statement, up to the names of its variables and labels and the order of its hypotheses."""
         if dedupe == "exact":
             return digest(proposal.message)
         statements = STATEMENT.findall(proposal.message.replace("\n", " ") + " $. ")
         *premises, last = [[*symbols.split(), "$."] for _, kind, symbols, _ in statements if kind != "d"]
-        variables, renamed = load(proposal.program).variables, []
+        variables = load(proposal.program).variables
+        renamed = []
+        # At most 24 orders of MAX_HYPOTHESES premises; the first in the alphabet stands for them all.
         for order in itertools.permutations(premises):
-            names, text = {}, []
-            for word in itertools.chain(last, *order):
-                kind = variables.get(word)
-                text.append(names.setdefault(word, f"{kind}{len(names)}") if kind else word)
-            renamed.append(" ".join(text))
+            renamed.append(anonymous(itertools.chain(last, *order), variables))
         return digest(min(renamed))
 
-    def job(self, proposal):
-        return Job("", ())                  # nothing runs
+    def job(self, proposal: Proposal) -> Job:
+        """Nothing runs."""
+        return Job("", ())
 
-    def make(self, proposal, verdict, limits, key):
+    def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
         """The task whose program is the proof that holds."""
         program = review(load(proposal.program), proposal.message, proposal.inputs[0])
         return Task(self.name, program, proposal.inputs, (encode(proposal.message),), proposal.message, key)
 
-    def fields(self, prompt_format, task, limits):
-        theory, rng = load(limits.theory), random.Random(task.key)
+    def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
+        """What a template may say of a task. The draws are the task's own, so that all students see the same
+        part of the database."""
+        theory = load(limits.theory)
+        rng = random.Random(task.key)
         return dict(theory=theory.listing(rng, task.inputs[0]), example="\n".join(theory.examples(rng, 1)),
                     statement=f"{task.message} $.", tag=self.tags[0])
 
-    def read_answer(self, block, task, limits):
+    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
         """The labels of a proof, perhaps between $= and $."""
         try:
             words = list(Database().tokens(block))
@@ -225,13 +263,28 @@ class Proof(TaskType):
             return ""
         if "$=" in words:
             words = words[words.index("$=") + 1:]
-        proof = " ".join(itertools.takewhile(lambda word: word != "$.", words))
-        return proof if "$" not in proof and len(proof) <= MAX_PROOF else ""
+        if "$." in words:
+            words = words[:words.index("$.")]
+        proof = " ".join(words)
+        # With a keyword in it, a text could declare an axiom of its own.
+        if "$" in proof or len(proof) > MAX_PROOF:
+            return ""
+        return proof
 
-    def grade(self, task, answer, claims, limits):
+    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
         """By checking the proof, in process, under its work bound."""
         try:
             check(load(limits.theory).fresh(), task.message, answer)
-            return "correct"
         except Refused:
             return "wrong"
+        return "correct"
+
+
+def anonymous(words: Iterable[str], variables: dict[str, str]) -> str:
+    """Symbols with their variables named by type and order of first use."""
+    names, text = {}, []
+    for word in words:
+        if variables.get(word):
+            word = names.setdefault(word, f"{variables[word]}{len(names)}")
+        text.append(word)
+    return " ".join(text)
