@@ -11,7 +11,7 @@ import pytest
 
 import config
 from eval.population import ablation, measures, runs
-from eval.stats import holm, interval_of_runs, sign_flip
+from eval.stats import covered, holm, interval_of_runs, sign_flip
 from run.checkpoint import founders
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "map.md"
@@ -20,7 +20,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "map.md"
 def test_the_page_s_blocks_are_what_their_commands_print(capsys, monkeypatch):
     monkeypatch.chdir(PAGE.parents[1])
     blocks = re.findall(r"```sh\npython -m eval.population.ablation (.+)\n```\n\n```text\n((?:.*\n)*?)```", PAGE.read_text(encoding="utf-8"))
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     for words, block in blocks:
         ablation.main(words.split())
         assert capsys.readouterr().out.strip() == block.strip()
@@ -43,7 +43,7 @@ def unwrapped(name: str = "map.md") -> str:
 def test_the_other_arms():
     """Every row from its pack. Of every pair whose means over students stand there, and of the page's sentences, the copy of the best stands there, too."""
     rows = re.findall(r"\| (\w+) \| (\w+) \| (\S+) - (\S+) \| (\S+) \| (\S+) \((\S+) \.\. (\S+)\) \|", PAGE.read_text(encoding="utf-8"))
-    assert len(rows) == 33
+    assert len(rows) == 39
     for ground, measure, one, other, *numbers in rows:
         of = dict(copied="end").get(measure, measure)
         result = concluded(ground, one, other, of)
@@ -184,6 +184,8 @@ def test_commands_of_packed_runs():
         experiment = runs.opened([str(packs[name].parent)])
         found, told = set(), set()
         for run, record in experiment.records.items():
+            if "made" in record:                        # by a run that told its own command
+                continue
             arm, _, seed = run.replace("singles", "single").rpartition("-s")
             found.add((arm, int(seed) % 1000, record["commit"]))
         for arm, given in pack["arms"].items():
@@ -296,3 +298,27 @@ def test_coverage():
             assert stated == pytest.approx(computed, abs=6e-4), (ground, arm)
             p.append(computed[-1])
     assert len(p) == 10 and min(holm(p)) == pytest.approx(0.078, abs=6e-4), "as the page says of all ten"
+
+
+def test_litters():
+    """What the page says of trials and births, and of sampled answers: one from each of four members, four from the deployed one, from any."""
+    page = unwrapped()
+    values, records = measures.collected(opened("rates"), ["litter", "pbt"], 0.6)
+    own = {seed: record for (arm, seed), (record,) in records.items() if arm == "litter"}
+    trials = [trial for record in own.values() for trial in record["trials"]]
+    stayed, first = sum(child is None for *_, child in trials), sum(solved[0] > victim for _, victim, solved, _ in trials)
+    assert f"Of {len(trials)} litters {stayed} left the victim in its place; in {first} the first child" in page
+    assert all((child is not None) == (max(solved) > victim) for _, victim, solved, child in trials)
+    births = [measures.births_that_can_help([records[arm, seed][0] for seed in own]) for arm in ("litter", "pbt")]
+    assert f"{births[0]} births had a parent better than the victim (of `pbt`, same seeds, {births[1]})" in page
+    coverage, repeated = (np.array([values["litter", seed][name] for seed in own]) for name in ("coverage", "repeated"))
+    low, high = interval_of_runs(coverage - repeated)
+    difference = f"{(coverage - repeated).mean():+.3f} ({low:+.3f} .. {high:+.3f})"
+    anybody = []
+    for record in own.values():
+        each = [covered([(runs.SAMPLES, n)], runs.SAMPLES) for tasks in record["sampled"]["code_o"].values() for n in tasks.values()]
+        anybody.append(np.mean(each))
+    stated = f"with chance {coverage.mean():.3f}, four of the deployed member {repeated.mean():.3f}: level, {difference}. Four of a member drawn by lot: {np.mean(anybody):.3f}."
+    assert re.sub(r"\b0\.", ".", stated) in page
+    assert all(record["made"][0]["started"] and "--litter 3" in record["made"][0]["command"] and not record["sandbox_failures"] for record in own.values())
+    assert len(own) == 8 and own[47]["deployed"]["code_o"] == 0.39
