@@ -12,6 +12,7 @@ import argparse
 import itertools
 import re
 import sys
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,14 @@ class Assertion:
         return [h for h in self.hypotheses if not h.floating]
 
 
+@dataclass(frozen=True)
+class Scope:
+    """What was in scope where a block begins."""
+    variables: dict[str, str]
+    n_hypotheses: int
+    distinct: set[frozenset[str]]
+
+
 class Database:
     """What has been read: `variables` with types, `former` ones, labels of `incomplete` proofs."""
 
@@ -71,7 +80,7 @@ class Database:
         if not met:
             raise Mistake(f"line {self.at.line}, token {self.at[:60]!r}: {otherwise}")
 
-    def tokens(self, text: str):
+    def tokens(self, text: str) -> Iterator[Token]:
         """Every Token outside comments."""
         opened = None
         for number, line in enumerate(text.split("\n"), 1):
@@ -102,13 +111,9 @@ class Database:
             self.demand(word in KEYWORDS, "no such keyword, or not here; $[ is refused")
             self.demand(bool(label) == (word in AFTER_LABEL), f"not after {label}" if label else "no label")
             if word == "${":
-                self.count_pairs(len(self.distinct))
-                self.demand(len(self.scopes) < 1000, "too many blocks inside each other")
-                self.scopes.append((dict(self.variables), len(self.hypotheses), set(self.distinct)))
+                self.open_block()
             elif word == "$}":
-                self.demand(self.scopes, "no block is open here")
-                self.variables, n_hypotheses, self.distinct = self.scopes.pop()
-                del self.hypotheses[n_hypotheses:]
+                self.close_block()
             elif word == "$p":
                 self.state(label, self.expression("$="), self.until("$."))
             elif word == "$a":
@@ -121,6 +126,20 @@ class Database:
             label = ""
         self.demand(not label and not self.scopes, "the file ends inside a block or a statement")
         return self
+
+    def open_block(self) -> None:
+        """Remembers what is in scope now."""
+        self.count_pairs(len(self.distinct))
+        self.demand(len(self.scopes) < 1000, "too many blocks inside each other")
+        self.scopes.append(Scope(dict(self.variables), len(self.hypotheses), set(self.distinct)))
+
+    def close_block(self) -> None:
+        """Forgets what the block has brought into scope, but for its assertions."""
+        self.demand(self.scopes, "no block is open here")
+        before = self.scopes.pop()
+        self.variables = before.variables
+        self.distinct = before.distinct
+        del self.hypotheses[before.n_hypotheses:]
 
     def until(self, end: str) -> list[Token]:
         """The tokens before `end`."""
@@ -144,32 +163,53 @@ class Database:
     def declare(self, word: str, label: str, names: list[Token]) -> None:
         """$c constants, $v variables, $d distinct variables, $f a variable's type."""
         self.demand(names, "symbols are missing before this")
-        for self.at in names if word in ("$c", "$v") else ():
-            for taken in (self.constants, self.labels, self.former if word == "$c" else self.variables):
-                self.demand(self.at not in taken, "this symbol is in use already")
-            self.demand(word == "$v" or not self.scopes, "constants are declared outside of blocks")
-            (self.former if word == "$v" else self.constants).add(self.at)
-            self.variables |= {self.at: ""} if word == "$v" else {}
+        if word == "$c":
+            self.declare_constants(names)
+        elif word == "$v":
+            self.declare_variables(names)
         self.at = names[-1]
         if word == "$d":
             different = len(names) == len(set(names)) > 1 and self.variables.keys() >= set(names)
             self.demand(different, "a $d names two or more different variables in scope")
             self.count_pairs(len(names) ** 2)
-            self.distinct |= {frozenset(pair) for pair in itertools.combinations(names, 2)}
+            self.distinct |= set(map(frozenset, itertools.combinations(names, 2)))
         if word == "$f":
             fine = len(names) == 2 and names[0] in self.constants and self.variables.get(names[1]) == ""
             self.demand(fine, "a $f is a constant and a variable in scope that has no type yet")
             self.variables[names[1]] = names[0]
             self.hypotheses.append(Hypothesis(label, True, tuple(names)))
 
+    def declare_constants(self, names: list[Token]) -> None:
+        """$c: symbols that mean the same everywhere. What was a variable once can be none of them."""
+        for self.at in names:
+            self.demand_unused(self.former)
+            self.demand(not self.scopes, "constants are declared outside of blocks")
+            self.constants.add(self.at)
+
+    def declare_variables(self, names: list[Token]) -> None:
+        """$v: symbols that other symbols may stand for, until the block ends."""
+        for self.at in names:
+            self.demand_unused(self.variables)
+            self.former.add(self.at)
+            self.variables[self.at] = ""        # it has no type yet
+
+    def demand_unused(self, others: Container[str]) -> None:
+        """Raises Mistake where the symbol that is being read is a constant, a label or one of the others."""
+        for taken in (self.constants, self.labels, others):
+            self.demand(self.at not in taken, "this symbol is in use already")
+
     def state(self, label: str, expression: tuple, proof: list | None = None) -> None:
         """An axiom, or a theorem, whose proof is checked."""
-        used = set(expression).union(*(h.expression for h in self.hypotheses if not h.floating))
-        needed = tuple(h for h in self.hypotheses if not h.floating or h.expression[1] in used)
+        used = set(expression)          # symbols of the assertion and of its premises
+        for h in self.hypotheses:
+            if not h.floating:
+                used |= set(h.expression)
+        # Mandatory are the premises, and the types of the variables that are used.
+        needed = [h for h in self.hypotheses if not h.floating or h.expression[1] in used]
         self.count_pairs(len(self.distinct))
-        distinct = frozenset(pair for pair in self.distinct if pair <= used)
-        made = Assertion(label, needed, expression, distinct, tuple(proof or ()))
-        if any("?" in word for word in made.proof):
+        distinct = frozenset([pair for pair in self.distinct if pair <= used])
+        made = Assertion(label, tuple(needed), expression, distinct, tuple(proof or ()))
+        if "?" in "".join(made.proof):  # the sign of a step that is still to be found
             self.incomplete.append(label)
         elif proof is not None:
             try:
@@ -183,7 +223,7 @@ class Database:
         self.n_pairs += n
         self.demand(self.n_pairs <= self.max_work, "too many pairs of distinct variables")
 
-    def steps(self, theorem: Assertion):
+    def steps(self, theorem: Assertion) -> Iterator[str | int]:
         """The steps of a proof, normal or compressed: labels (not looked up), SAVE, numbers of saved ones."""
         proof = theorem.proof
         if proof[:1] != ("(",):
@@ -202,17 +242,27 @@ class Database:
                     n_saved, after_step = n_saved + 1, False
                     yield SAVE
                     continue
+                # A number is digits of base 5 (U to Y), the last one of base 20 (A to T).
                 after_step = letter <= "T"
-                number = 20 * number + ord(letter) - 65 if after_step else 5 * number + ord(letter) - 84
-                self.demand(number < len(labels) + n_saved, "a number beyond the labels and what is saved")
                 if after_step:
-                    yield labels[number] if number < len(labels) else number - len(labels)
+                    number = 20 * number + ord(letter) - ord("A")
+                else:
+                    number = 5 * number + ord(letter) - ord("T")
+                self.demand(number < len(labels) + n_saved, "a number beyond the labels and what is saved")
+                if after_step and number < len(labels):
+                    yield labels[number]
+                elif after_step:
+                    yield number - len(labels)
+                if after_step:
                     number = 0
         self.demand(number == 0, "the proof ends inside a number")
 
     def check(self, theorem: Assertion) -> None:
         """Runs its proof. Raises Mistake if it proves something else or writes over max_work symbols."""
-        stack, known, n_saved = [], {h.label: h.expression for h in self.hypotheses}, 0
+        stack, n_saved = [], 0
+        known = {}                      # label of a hypothesis, or number of a saved step -> expression
+        for h in self.hypotheses:
+            known[h.label] = h.expression
         self.left = self.max_work
         for step in self.steps(theorem):
             self.left -= 1
@@ -243,7 +293,8 @@ class Database:
             one, other = (self.variables.keys() & set(substitution[variable]) for variable in pair)
             self.left -= len(one) * len(other)
             self.demand(self.left > 0, TOO_LONG)
-            shared = [(a, b) for a in one for b in other if frozenset((a, b)) not in self.distinct]
+            pairs = itertools.product(one, other)
+            shared = [pair for pair in pairs if frozenset(pair) not in self.distinct]
             self.demand(not shared, f"distinct variables of {cited.label}: {shared[:1]} must not meet")
         stack[base:] = [self.substitute(cited.expression, substitution)]
 
@@ -252,7 +303,7 @@ class Database:
         out = []
         for symbol in expression:
             out += substitution[symbol] if symbol in substitution else (symbol,)
-            if len(out) > self.left:
+            if len(out) > self.left:    # at once: the rest may be a gigabyte
                 self.demand(False, TOO_LONG)
         self.left -= len(out)
         return tuple(out)
