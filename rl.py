@@ -19,6 +19,7 @@ import sys
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
@@ -41,19 +42,19 @@ SUMS = ("trained_tokens", "kl", "entropy", "capped_frac", "clip_frac", "approx_k
 class Batch:
     """What one step learns from: N rows, their rewards, and the groups of baselines and whitening."""
     rollout: Rollout
-    reward: torch.Tensor                   # (N,) float32
-    group: torch.Tensor                    # (N,) rows of one prompt share a number
-    role: torch.Tensor                     # (N,) number of the role: a single agent plays all, whitened apart
-    kind: torch.Tensor                     # (N,) index of the task type
+    reward: Tensor                   # (N,) float32
+    group: Tensor                    # (N,) rows of one prompt share a number
+    role: Tensor                     # (N,) number of the role: a single agent plays all, whitened apart
+    kind: Tensor                     # (N,) index of the task type
 
 
 # --- advantages ---------------------------------------------------------------------------------------------
 
 def group_mean(
-    x: torch.Tensor,                       # (N,)
-    group: torch.Tensor,                   # (N,) rows with the same number are a group
-    weight: torch.Tensor | None = None,    # (N,)
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Tensor,                       # (N,)
+    group: Tensor,                   # (N,) rows with the same number are a group
+    weight: Tensor | None = None,    # (N,)
+) -> tuple[Tensor, Tensor]:
     """The weighted mean and the standard deviation of x in each row's group, both (N,) float64."""
     x = x.double()
     if weight is None:
@@ -62,7 +63,7 @@ def group_mean(
     _, index = group.unique(return_inverse=True)           # the groups, numbered without gaps
     n_groups = int(index.max()) + 1
 
-    def total(y: torch.Tensor) -> torch.Tensor:
+    def total(y: Tensor) -> Tensor:
         """The sum of y (N,) over each group (n_groups,)."""
         return x.new_zeros(n_groups).index_add_(0, index, y)
 
@@ -73,7 +74,7 @@ def group_mean(
     return mean, var[index].sqrt()
 
 
-def advantages(batch: Batch, cfg: Config = DEFAULT) -> torch.Tensor:
+def advantages(batch: Batch, cfg: Config = DEFAULT) -> Tensor:
     """One advantage per row (N,) float32, the same for each of its tokens. Rows of groups without variance
     get exactly 0 and take no part in the whitening, unless there is neither baseline nor scale. A reward that
     is not finite makes NaN, which `accumulate` reports."""
@@ -96,9 +97,14 @@ def advantages(batch: Batch, cfg: Config = DEFAULT) -> torch.Tensor:
     return adv.float()
 
 
-def whiten(adv: torch.Tensor, batch: Batch, rows: torch.Tensor, by_kind: bool) -> torch.Tensor:
+def whiten(
+    adv: Tensor,                           # (N,)
+    batch: Batch,
+    rows: Tensor,                          # (N,) bool: which rows take part; the others get 0
+    by_kind: bool,
+) -> Tensor:
     """Advantages (N,) with mean 0 and deviation 1 over the answer tokens of each member in each role, and
-    with by_kind in each task type, too. Only `rows` (N,) bool take part; the others get 0."""
+    with by_kind in each task type, too."""
     columns = [batch.rollout.member, batch.role]
     if by_kind:
         columns.append(batch.kind)
@@ -110,7 +116,7 @@ def whiten(adv: torch.Tensor, batch: Batch, rows: torch.Tensor, by_kind: bool) -
     return adv.masked_fill(~rows, 0.0)
 
 
-def token_weight(rollout: Rollout, cfg: Config = DEFAULT) -> torch.Tensor:
+def token_weight(rollout: Rollout, cfg: Config = DEFAULT) -> Tensor:
     """Weight (N,) of each of a row's tokens in its member's loss: 1 / the mean's denominator. That is the
     member's answer tokens (member), rows x the row's tokens (row), or rows x max_new_tokens (constant)."""
     _, index = rollout.member.unique(return_inverse=True)
@@ -128,14 +134,14 @@ def token_weight(rollout: Rollout, cfg: Config = DEFAULT) -> torch.Tensor:
 
 def token_logp(
     base: Base,
-    hidden: torch.Tensor,                  # (M, C)
-    target: torch.Tensor,                  # (M,)
+    hidden: Tensor,                  # (M, C)
+    target: Tensor,                  # (M,)
     temperature: float,
     entropy: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """Log-probability (M,) of the target tokens given the states, and entropy (M,) or None; float32.
     Works in checkpointed chunks, so that at most CHUNK logits exist at once."""
-    def piece(h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def piece(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
         logits = base.model.logits(h).float()
         logp = (logits / temperature).log_softmax(-1)      # (M, V)
         H = None
@@ -154,7 +160,11 @@ def token_logp(
     return torch.cat(logps), torch.cat(entropies) if entropy else None
 
 
-def answer_mean(x: torch.Tensor, p: Packed, n_rows: int) -> torch.Tensor:
+def answer_mean(
+    x: Tensor,                             # (M,)
+    p: Packed,
+    n_rows: int,
+) -> Tensor:
     """For each answer token the mean of x (M,) over the tokens of its answer."""
     zeros = x.new_zeros(n_rows)
     # index_put: index_add has no fixed order on a GPU
@@ -164,12 +174,12 @@ def answer_mean(x: torch.Tensor, p: Packed, n_rows: int) -> torch.Tensor:
 
 
 def policy_loss(
-    logp: torch.Tensor,                    # (M,) now
-    old: torch.Tensor,                     # (M,) when it was sampled
+    logp: Tensor,                    # (M,) now
+    old: Tensor,                     # (M,) when it was sampled
     p: Packed,
-    adv: torch.Tensor,                     # (N,)
+    adv: Tensor,                     # (N,)
     cfg: Config,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Loss of each token (M,), and whether its ratio is clipped (M,).
 
     clip: -min(ratio A, clip(ratio) A) (PPO, eq. 7). sequence: the same with the geometric mean of an answer's
@@ -188,13 +198,18 @@ def policy_loss(
     return -torch.minimum(ratio * A, clipped * A), is_clipped
 
 
-def k3(log_ratio: torch.Tensor) -> torch.Tensor:
+def k3(log_ratio: Tensor) -> Tensor:
     """Schulman's estimate of a KL divergence, never negative (http://joschu.net/blog/kl-approx.html)."""
     return log_ratio.exp() - log_ratio - 1
 
 
-def states(o: "Objective", lora: Route | None, p: Packed, checkpointing: bool) -> torch.Tensor:
-    """The states (M, C) from which the model predicts the answer tokens; lora None = of the frozen base."""
+def states(
+    o: "Objective",
+    lora: Route | None,                    # None = of the frozen base
+    p: Packed,
+    checkpointing: bool,
+) -> Tensor:
+    """The states (M, C) from which the model predicts the answer tokens."""
     hidden = o.base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing)
     return hidden.flatten(0, 1)[p.source]                  # (G, T, C) -> (M, C)
 
@@ -204,7 +219,7 @@ def token_losses(
     route: Route,
     p: Packed,
     checkpointing: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Loss and log-probability (M,) of the answer tokens of packed rows, and SUMS as a vector.
 
     policy_loss times the importance weight + kl_coef k3 - entropy_coef H. In the first epoch the ratio is 1,
@@ -229,7 +244,8 @@ def token_losses(
         loss = loss * weight.clamp_max(cfg.importance_cap)
     if cfg.kl_coef:
         with torch.no_grad():
-            plain, _ = token_logp(base, states(o, None, p, checkpointing), p.target, cfg.temperature, False)
+            hidden = states(o, None, p, checkpointing)
+            plain, _ = token_logp(base, hidden, p.target, cfg.temperature, False)
         terms["kl"] = k3(plain - logp)
         loss = loss + cfg.kl_coef * terms["kl"]
     if cfg.entropy_coef:
@@ -252,14 +268,14 @@ class Objective:
     base: Base
     adapters: Adapters
     batch: Batch
-    adv: torch.Tensor                      # (N,)
+    adv: Tensor                      # (N,)
     cfg: Config = DEFAULT
-    old: torch.Tensor | None = None        # (N, T) log-probabilities before the first epoch; None in it
+    old: Tensor | None = None        # (N, T) log-probabilities before the first epoch; None in it
 
     @property
-    def contributing(self) -> torch.Tensor:
+    def contributing(self) -> Tensor:
         """Rows (N,) bool with a gradient: a member's with an advantage, or with a KL or entropy term."""
-        always = bool(self.cfg.kl_coef or self.cfg.entropy_coef)
+        always = bool(self.cfg.kl_coef or self.cfg.entropy_coef)        # these terms have a gradient
         is_members = self.batch.rollout.member >= 0        # not the frozen base's
         return is_members & ((self.adv != 0) | always)
 
@@ -267,8 +283,8 @@ class Objective:
 @dataclass
 class Tally:
     """What a pass over a batch computes beside the gradient, summed over all processes."""
-    logp: torch.Tensor                     # (N, T) log-probabilities of the trained tokens, elsewhere 0
-    n_nonfinite: torch.Tensor              # (P,) tokens of each member whose loss is not finite
+    logp: Tensor                     # (N, T) log-probabilities of the trained tokens, elsewhere 0
+    n_nonfinite: Tensor              # (P,) tokens of each member whose loss is not finite
     tokens_per_microbatch: int             # what fits into memory: as asked, or less
     sums: dict[str, float]                 # SUMS
 
@@ -288,14 +304,19 @@ def halved(n_tokens: int, budget: int, e: torch.OutOfMemoryError) -> int:
     return n_tokens // 2
 
 
-def accumulate(o: Objective, ranks: Ranks = ALONE, desc: str = "") -> tuple[Tally, torch.Tensor]:
+def accumulate(
+    o: Objective,
+    ranks: Ranks = ALONE,
+    desc: str = "",                        # title of a progress bar
+) -> tuple[Tally, Tensor]:
     """Put the gradient of every member's loss into the stacked factors' .grad, summed over all processes.
 
     Rows that cannot contribute are left out. Where members have a non-finite loss, all is done again without
-    them, lest they spoil their neighbours' gradients. desc: title of a progress bar.
+    them, lest they spoil their neighbours' gradients.
     Returns the last pass's Tally and the members (P,) bool that were left out.
     """
-    rows, budget = o.contributing, o.cfg.tokens_per_microbatch
+    rows = o.contributing
+    budget = o.cfg.tokens_per_microbatch
     left_out = torch.zeros(o.adapters.n_members, dtype=torch.bool, device=o.adv.device)
     while True:
         tally = one_pass(o, rows, budget, ranks, desc)
@@ -307,12 +328,19 @@ def accumulate(o: Objective, ranks: Ranks = ALONE, desc: str = "") -> tuple[Tall
         budget = tally.tokens_per_microbatch
 
 
-def one_pass(o: Objective, rows: torch.Tensor, budget: int, ranks: Ranks, desc: str) -> Tally:
-    """`accumulate` of the given rows (N,) bool. The processor waits for a GPU only when it is through. Where
+def one_pass(
+    o: Objective,
+    rows: Tensor,                          # (N,) bool: which of them to learn from
+    budget: int,                           # padded tokens of a micro-batch
+    ranks: Ranks,
+    desc: str,
+) -> Tally:
+    """`accumulate` of the given rows. The processor waits for a GPU only when it is through. Where
     a micro-batch does not fit into memory, all that is left is split by half the budget."""
     rollout = o.batch.rollout.to("cpu")                    # rows are packed there
     numbers = rows.nonzero().squeeze(1).tolist()
-    weight, device = token_weight(o.batch.rollout, o.cfg), o.adv.device
+    weight = token_weight(o.batch.rollout, o.cfg)
+    device = o.adv.device
     parameters = o.adapters.parameters()
     for factor in parameters:
         factor.grad = torch.zeros_like(factor)
@@ -329,8 +357,9 @@ def one_pass(o: Objective, rows: torch.Tensor, budget: int, ranks: Ranks, desc: 
                 done = backward(o, p, weight, checkpointing=n_padded > budget)
             except torch.OutOfMemoryError as e:
                 budget = halved(n_padded, budget, e)
-                lines = itertools.chain.from_iterable(todo)
-                left = list(itertools.chain.from_iterable(lines))
+                left = []                           # rows of the lines of the batches
+                for line in itertools.chain.from_iterable(todo):
+                    left += line
                 todo = micro_batches(rollout, left, budget)
                 continue
             done.weights.add_gradients()            # lack of memory ends the run: half of it may be added
@@ -350,14 +379,18 @@ def one_pass(o: Objective, rows: torch.Tensor, budget: int, ranks: Ranks, desc: 
 class Backward:
     """What a micro-batch's backward pass leaves."""
     weights: AdapterWeights                # with gradients, not yet added to those of the pass
-    loss: torch.Tensor                     # (M,)
-    logp: torch.Tensor                     # (M,)
-    sums: torch.Tensor                     # (len(SUMS),)
+    loss: Tensor                     # (M,)
+    logp: Tensor                     # (M,)
+    sums: Tensor                     # (len(SUMS),)
 
 
-def backward(o: Objective, p: Packed, weight: torch.Tensor, checkpointing: bool) -> Backward:
-    """Forward and backward pass of a micro-batch, with weights (N,) of its rows' tokens. Never waits for a
-    GPU."""
+def backward(
+    o: Objective,
+    p: Packed,
+    weight: Tensor,                        # (N,) of each of a row's tokens
+    checkpointing: bool,
+) -> Backward:
+    """Forward and backward pass of a micro-batch. Never waits for a GPU."""
     weights = AdapterWeights(o.adapters, p.member, o.base.model.embedding.dtype, trains=True)
     for linear in o.base.model.fused_linears():
         weights.together(linear.paths, linear.sizes)            # outside of what is checkpointed
@@ -368,10 +401,16 @@ def backward(o: Objective, p: Packed, weight: torch.Tensor, checkpointing: bool)
 
 # --- update -------------------------------------------------------------------------------------------------
 
-def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, float]:
-    """How much log-probabilities (N, T) in training differ from the rollout's: mean, 99th percentile."""
-    difference = (logp - rollout.logp)[rollout.mask & rows[:, None]]
-    size = difference.abs().double().cpu().sort().values
+def gap(
+    logp: Tensor,                          # (N, T) in training
+    rollout: Rollout,
+    rows: Tensor,                          # (N,) bool: which were trained
+) -> dict[str, float]:
+    """How much log-probabilities in training differ from the rollout's: mean, 99th percentile."""
+    trained = rollout.mask & rows[:, None]                 # (N, T)
+    difference = (logp - rollout.logp)[trained]
+    size = difference.abs().double().cpu()
+    size = size.sort().values
     if len(size) == 0:                     # nothing was trained
         size = torch.zeros(1)
     place = (len(size) - 1) * 99 // 100
@@ -384,7 +423,7 @@ def gap(logp: torch.Tensor, rollout: Rollout, rows: torch.Tensor) -> dict[str, f
 def update(
     o: Objective,
     adam: "Adam",
-    first: tuple[Tally, torch.Tensor] | None = None,
+    first: tuple[Tally, Tensor] | None = None,
     ranks: Ranks = ALONE,
     desc: str = "",
 ) -> dict:
@@ -425,6 +464,11 @@ def update(
     )
 
 
+def per_member(x: Tensor) -> Tensor:
+    """A number for each member (a,), laid out to scale that member's factor in a stack (a, ...)."""
+    return x.float()[:, None, None]
+
+
 class Adam:
     """Adam over stacked factors; moments, steps, gradient norm, clipped to `clip`, and rate per member. The
     moments m and v (P, ...) lie where the masters are: a step takes those of the members that it moves."""
@@ -447,22 +491,24 @@ class Adam:
                 self.v.append(torch.zeros_like(master, requires_grad=False))
         self.steps = torch.zeros(adapters.n_members, dtype=torch.int64, device=adapters.device)
 
-    def gradient_norms(self) -> torch.Tensor:
+    def gradient_norms(self) -> Tensor:
         """The norm (P,) float64 of each member's gradient over all factors; 0 for one that is not here."""
-        norm = torch.zeros(len(self.steps), dtype=torch.float64, device=self.steps.device)
+        norm = torch.zeros_like(self.steps, dtype=torch.float64)
         squares = []                       # of each factor, (k,) for the k members here
         for factor in self.adapters.parameters():
-            squares.append(factor.grad.double().pow(2).sum((1, 2)))
+            square = factor.grad.double().pow(2)
+            squares.append(square.sum((1, 2)))
         norm[self.adapters.here] = torch.stack(squares).sum(0).sqrt()
         return norm
 
     @torch.no_grad()
-    def step(self, active: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, active: Tensor) -> tuple[Tensor, Tensor]:
         """Update the active members (P,) bool from .grad and clear it; no bit of the others is touched.
         Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,)."""
         norm = self.gradient_norms()
-        skipped = active & ~norm.isfinite()
-        moved = (active & norm.isfinite()).nonzero().squeeze(1)
+        finite = norm.isfinite()
+        skipped = active & ~finite
+        moved = (active & finite).nonzero().squeeze(1)      # numbers of the members that take a step
         if len(moved):
             self.steps[moved] += 1
             self.move(moved, norm[moved])
@@ -471,14 +517,14 @@ class Adam:
             factor.grad = None
         return norm, skipped
 
-    def move(self, a: torch.Tensor, norm: torch.Tensor) -> None:
+    def move(self, a: Tensor, norm: Tensor) -> None:
         """Adam's step of the a members whose numbers (a,) and gradient norms (a,) are given."""
         b1, b2 = self.betas
         t = self.steps[a].double()
-        # each is a number per member, (a, 1, 1)
-        scale = (self.clip / (norm + 1e-6)).clamp_max(1.0).float()[:, None, None]
-        lr_hat = (self.lr[a] / (1 - b1 ** t)).float()[:, None, None]       # with Adam's bias corrections
-        root_hat = (1 - b2 ** t).rsqrt().float()[:, None, None]
+        clipping = self.clip / (norm + 1e-6)
+        scale = per_member(clipping.clamp_max(1.0))
+        lr_hat = per_member(self.lr[a] / (1 - b1 ** t))                    # with Adam's bias corrections
+        root_hat = per_member((1 - b2 ** t).rsqrt())
         rows = self.adapters.rows(a)       # where these members are in the factors, and home in the moments
         home = a.to(self.m[0].device)
         for factor, m, v in zip(self.adapters.parameters(), self.m, self.v):
@@ -495,16 +541,17 @@ class Adam:
             x[p].zero_()
         self.steps[p] = 0
 
-    def state_dict(self, p: int) -> dict[str, torch.Tensor]:
+    def state_dict(self, p: int) -> dict[str, Tensor]:
         """Member p's moments, as flat named tensors for safetensors; its steps are beside them."""
         state = {f"m.{i}": x[p] for i, x in enumerate(self.m)}
         state |= {f"v.{i}": x[p] for i, x in enumerate(self.v)}
         return state
 
-    def load_state_dict(self, p: int, state: dict[str, torch.Tensor]) -> None:
+    def load_state_dict(self, p: int, state: dict[str, Tensor]) -> None:
         """Inverse of state_dict. Raises UserError for other names or shapes, and numbers not finite."""
         demand(state.keys() == self.state_dict(p).keys(), f"moments are {', '.join(state) or 'none'}")
         for name, x in self.state_dict(p).items():
-            demand(state[name].shape == x.shape and state[name].isfinite().all(),
-                   f"{name} is {tuple(state[name].shape)}, not finite numbers {tuple(x.shape)}")
-            x.copy_(state[name])
+            given = state[name]
+            demand(given.shape == x.shape and given.isfinite().all(),
+                   f"{name} is {tuple(given.shape)}, not finite numbers {tuple(x.shape)}")
+            x.copy_(given)
