@@ -21,12 +21,14 @@ class Stopwatch:
     """Seconds per phase of one step."""
 
     def __init__(self):
-        self.last, self.seconds = time.perf_counter(), {}
+        self.last = time.perf_counter()
+        self.seconds = {}
 
     def lap(self, phase: str) -> None:
         """Book the time since the last lap under this phase."""
         now = time.perf_counter()
-        self.seconds[phase], self.last = round(now - self.last, 3), now
+        self.seconds[phase] = round(now - self.last, 3)
+        self.last = now
 
 
 class Interrupted(Exception):
@@ -83,11 +85,23 @@ def git_commit() -> str:
 
 def environment(cfg: Config, ranks: Ranks, sandbox: Sandbox | PortableVerifier) -> dict:
     """Where a run ran, and of each flag its default in this prompt format and its meaning."""
-    on_card = ranks.device.type == "cuda"
-    device = torch.cuda.get_device_name() if on_card else f"CPU, {os.cpu_count()} cores"
+    device = f"CPU, {os.cpu_count()} cores"
+    if ranks.device.type == "cuda":
+        device = torch.cuda.get_device_name()
     usual = resolve_config(Config(), cfg.prompt_format, ranks.device.type)
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return dict(started=now, commit=git_commit() or "unknown", python=platform.python_version(),
-                torch=torch.__version__, platform=platform.platform(), processes=ranks.world, device=device,
-                threads=torch.get_num_threads(), sandbox=sandbox.tier, sandbox_report=sandbox.report,
-                flags={f.name: [getattr(usual, f.name), f.metadata["help"]] for f in dataclasses.fields(cfg)})
+    flags = {}
+    for f in dataclasses.fields(cfg):
+        flags[f.name] = [getattr(usual, f.name), f.metadata["help"]]
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return dict(
+        started=now.isoformat(timespec="seconds"),
+        commit=git_commit() or "unknown",
+        python=platform.python_version(),
+        torch=torch.__version__,
+        platform=platform.platform(),
+        processes=ranks.world,
+        device=device,
+        threads=torch.get_num_threads(),
+        sandbox=sandbox.tier,
+        sandbox_report=sandbox.report,
+        flags=flags)

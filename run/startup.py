@@ -159,7 +159,9 @@ def keep_date(cfg: Config, base: Base, of_run: str, ranks: Ranks) -> tuple[Confi
     day = cfg.date or of_run
     if not day:
         day = ranks.broadcast(lambda: day_told(base.tokenizer))         # midnight divides no processes
-    return dataclasses.replace(cfg, date=day), dataclasses.replace(base, day=day)
+    cfg = dataclasses.replace(cfg, date=day)
+    base = dataclasses.replace(base, day=day)
+    return cfg, base
 
 
 def show_plan(cfg: Config) -> int:
@@ -210,4 +212,5 @@ def opened(path: str, device: str = "auto",
     cfg, base = prepare(cfg, ranks)
     with open_sandbox(cfg.verifier, cfg.prompt_format) as sandbox:
         setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
-        yield setup, restore(run, cfg, setup, adam, base_hash, run.steps()[-1])
+        last = run.steps()[-1]
+        yield setup, restore(run, cfg, setup, adam, base_hash, last)
