@@ -158,7 +158,7 @@ def sample(model, member, prompts, n, gen, greedy=False):
         alive = (token != model.config.eos_token_id).nonzero()[:, 0]
         if len(alive) == 0:
             break
-        growing = [growing[i] for i in alive]
+        growing = [growing[i] for i in alive.tolist()]
         cache.batch_select_indices(alive)
         ids = token[alive, None]                    # (N, 1): what came before is in the cache
         mask = torch.cat([mask[alive], torch.ones(len(alive), 1)], 1)
