@@ -65,7 +65,11 @@ def passes(job: object) -> int:
     """How many interpreters a job passes."""
     if not job.deterministic:
         return 1
-    return 3 if any(map(MAY_VARY.search, (job.code, *(f" {text}" for text in job.inputs)))) else 2
+    # A space before an input, so that it is not taken for a statement at the beginning of a line.
+    for text in (job.code, *[f" {given}" for given in job.inputs]):
+        if MAY_VARY.search(text):
+            return 3
+    return 2
 
 
 # ---- one fork server --------------------------------------------------------------------------------------
@@ -74,10 +78,15 @@ class ForkServer:
     """The trainer's end of one fork server. run: what its child does, or its last one did."""
 
     def __init__(self, which: int, options: dict):
-        self.which, self.options, self.run, self.deadline = which, options, None, 0.0
-        self.job, self.result = os.memfd_create("job"), os.memfd_create("result")
+        self.which = which
+        self.options = options
+        self.run = None
+        self.deadline = 0.0
+        self.job = os.memfd_create("job")
+        self.result = os.memfd_create("result")
         self.control, theirs = socket.socketpair()
-        owner, proc = os.pidfd_open(os.getpid()), os.open("/proc", os.O_RDONLY)
+        owner = os.pidfd_open(os.getpid())
+        proc = os.open("/proc", os.O_RDONLY)
         fds = [self.result, self.job, theirs.fileno(), owner, proc]     # the order of the slots over there
         environment = {name: os.environ[name] for name in FINDS if name in os.environ}
         environment |= dict(PYTHONHASHSEED=str(SEEDS[which]), LD_BIND_NOW="1", LC_ALL="C.UTF-8",
@@ -215,8 +224,13 @@ class Scheduler:
     (fork_server.prepare). replaced counts those that had to be started again."""
 
     def __init__(self, workers: int, limits: Profile, options: dict):
-        self.workers, self.limits, self.options, self.replaced = workers, limits, options, 0
-        self.servers, self.busy, self.selector = [], [], selectors.PollSelector()
+        self.workers = workers
+        self.limits = limits
+        self.options = options
+        self.replaced = 0
+        self.servers: list[ForkServer] = []
+        self.busy: list[ForkServer] = []
+        self.selector = selectors.PollSelector()
 
     def open(self) -> dict[str, str]:
         """Starts all fork servers -> the layers of the first."""
@@ -253,11 +267,7 @@ class Scheduler:
         cases = [Case(job) for job in jobs]
         queue = collections.deque()
         for case in cases:
-            order = tuple(range(len(case.job.inputs)))
-            if len(case.job.code) + sum(map(len, case.job.inputs)) > self.limits.max_job:
-                case.seen[0].update((i, ("too big", [])) for i in order)
-            elif order:
-                queue.append(ChildRun(case, 0, order[:1] if case.job.entry is None else order))
+            self.enqueue(queue, case)
         try:
             while queue or self.busy:
                 while queue and len(self.busy) < self.workers:
@@ -273,10 +283,23 @@ class Scheduler:
             raise
         return cases
 
+    def enqueue(self, queue: collections.deque, case: Case) -> None:
+        """Plans a job's first child; a whole program has one for each input. A job too big has none."""
+        order = tuple(range(len(case.job.inputs)))
+        n_chars = len(case.job.code) + sum(map(len, case.job.inputs))
+        if n_chars > self.limits.max_job:
+            for i in order:
+                case.seen[0][i] = ("too big", [])
+        elif order and case.job.entry is None:
+            queue.append(ChildRun(case, 0, order[:1]))
+        elif order:
+            queue.append(ChildRun(case, 0, order))
+
     def begin(self, run: ChildRun) -> None:
         """Gives a run to a fork server without a child. Two calls within one CPU limit, five within 2.5."""
         server = next(s for s in self.servers if s.which == run.which and s not in self.busy)
-        own_s, longer = run.case.job.cpu_s, max(1, CALLS[run.which] / 2)
+        own_s = run.case.job.cpu_s
+        longer = max(1, CALLS[run.which] / 2)
         # a longer wall each time: where a program got no processor, an endless loop meets its CPU limit after
         # all, so that no student can choose to be unjudged
         wall_s = max(self.limits.wall_s, 5 * own_s) * PATIENCE ** (run.tries - 1)
@@ -308,8 +331,12 @@ class Scheduler:
 
     def absorb(self, queue: collections.deque, run: ChildRun, end: str, raw: bytes) -> None:
         """Books what one child claims, and plans what has to follow."""
-        case, job, seen = run.case, run.case.job, run.case.seen[run.which]
-        read = read_output if job.entry is None else read_claims
+        case = run.case
+        job = case.job
+        seen = case.seen[run.which]
+        read = read_claims
+        if job.entry is None:
+            read = read_output
         end, loaded, claims = read(raw, run.order, end, self.limits)
         for i in dict.fromkeys(run.order):
             own = [claim for j, claim in zip(run.order, claims) if i == j]
@@ -325,8 +352,12 @@ class Scheduler:
             if end == "ok" or not job.give_up:
                 queue.appendleft(ChildRun(case, 0, (len(seen),)))
             else:
-                seen.update((i, ("not run", [])) for i in range(len(seen), len(job.inputs)))
-        given = returned(case.seen[run.which - 1]) if run.which else job.inputs
+                for i in range(len(seen), len(job.inputs)):
+                    seen[i] = ("not run", [])
+        # A pass takes the inputs on which the one before it returned; the next begins where it has seen all.
+        given = job.inputs
+        if run.which > 0:
+            given = returned(case.seen[run.which - 1])
         which = run.which + 1
         if which < passes(job) and len(seen) == len(given) and returned(seen):
             queue.append(ChildRun(case, which, returned(seen)[::-1] * CALLS[which]))
