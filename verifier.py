@@ -168,7 +168,8 @@ class PortableVerifier(AbstractContextManager):
                 end, output, error = portable.run(job.code, job.entry, given)
             outputs.append(output)
             errors.append(error)
-            ended = end if ended == "ok" else ended
+            if ended == "ok":               # the first that went wrong is the job's end
+                ended = end
         return Verdict(ended, tuple(outputs), tuple(errors), time.process_time() - began)
 
     def close(self) -> None:
@@ -198,6 +199,7 @@ def conclude(case: Case) -> Verdict:
         end, claims = case.seen[0][i]
         mark, text = claims[0] if claims else (b"!", end)
         ends.append(end)
+        # What a later pass saw can only take away from what the first one claims.
         for seen in case.seen[1:]:
             end_again, again = seen.get(i, ("ok", []))
             ends.append(end_again)

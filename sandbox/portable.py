@@ -31,6 +31,7 @@ FUNCTIONS = {"abs": abs, "bool": bool, "chr": chr, "int": int, "len": len, "list
              "min": min, "ord": ord, "range": range, "sorted": sorted, "str": str, "sum": sum}
 METHODS = {(str, "count"): str.count, (str, "join"): str.join, (str, "replace"): str.replace,
            (list, "count"): list.count, (tuple, "count"): tuple.count}
+# A name that none of these types has is unsupported, whatever stands before the dot.
 METHOD_NAMES = frozenset([name for _, name in METHODS])
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
              ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg,
@@ -131,8 +132,10 @@ class Interpreter:
         values = dict(zip(parameters, given))
         if signature.vararg:
             values[signature.vararg.arg] = tuple(given[len(parameters):])
+        # As in Python, a name that is bound anywhere in a function is local everywhere in it.
+        names = bound(self.function.body).union(values)
         try:
-            self.run(self.function.body, Scope(values, bound(self.function.body).union(values)))
+            self.run(self.function.body, Scope(values, names))
         except Return as returned:
             return returned.args[0]
         return None
@@ -168,6 +171,7 @@ class Interpreter:
             case ast.Subscript(items, place):
                 items, place = self.value(items, scope), self.value(place, scope)
                 self.pay(items, value)
+                # Its size is asked for afterwards, too: this is how a list could come to hold itself.
                 operator.setitem(items, place, value)
                 size(items)
             case _:
@@ -226,6 +230,7 @@ class Interpreter:
         formats = kind is ast.Mod and type(operands[0]) is str and "%" in operands[0]
         if kind not in OPERATORS or formats:
             refuse("formatting by %" if formats else kind.__name__)
+        # Before it is computed: 'A' * 10**12 would fill the memory.
         if kind is ast.Mult and product_size(*operands) > MAX_SIZE:
             raise Unsupported("too big")
         result = OPERATORS[kind](*operands)
@@ -262,6 +267,7 @@ class Interpreter:
     def comprehend(self, item: ast.expr, name: str, values: object, tests: list[ast.expr],
                    scope: Scope) -> list:
         """[item for name in values if tests]"""
+        # A copy: the comprehension's variable is gone after it.
         inner = Scope(dict(scope.values), scope.names | {name})
         result = []
         for value in values:
@@ -280,6 +286,7 @@ class Interpreter:
         if name != "len":
             self.pay(*values)
         result = FUNCTIONS[name](*values)
+        # A range is not made before it is walked, and is paid for then.
         if name != "range":
             size(result)
         return result
