@@ -19,6 +19,7 @@ from torch import Generator, Tensor
 
 from lora import Factors
 
+Parents = list[Factors]         # the fitter first
 DEAD = 1e-6  # singular values below this share of the largest are rounding noise of the float32 factors
 
 
@@ -66,8 +67,11 @@ def inverse_root(gram: Tensor) -> tuple[Tensor, Tensor]:
     return vector * root[..., None, :], vector * inverse[..., None, :]
 
 
-def core_svd(grams: Grams, core: Tensor) -> Svd:
-    """SVD of B core A with core (n, K, K), cut to its R leading components. Neither U nor V nor dW is formed:
+def core_svd(
+    grams: Grams,
+    core: Tensor,                                   # (n, K, K), or (K, K) for all
+) -> Svd:
+    """SVD of B core A, cut to its R leading components. Neither U nor V nor dW is formed:
     the square roots of the Grams leave a K x K problem."""
     # The split of scale between a row of A and its column of B is arbitrary: even it out, or a component with
     # a tiny B and a large A would be taken for noise. One with a zero side contributes nothing: 0 on both.
@@ -103,7 +107,7 @@ def parent_svd(grams: Grams, i: int) -> Svd:
     return Svd(F.pad(own.P, rows), own.S, F.pad(own.Q, rows))
 
 
-def measure(parents: list[Factors], names: list[str]) -> Grams:
+def measure(parents: Parents, names: list[str]) -> Grams:
     """The Grams of n modules of one shape. Two buffers serve all of them: fresh memory costs more than the
     products."""
     A, B = parents[0][names[0]]                     # (R, in), (out, R)
@@ -133,7 +137,11 @@ def by_shape(factors: Factors) -> list[list[str]]:
     return list(groups.values())
 
 
-def rebuilt(parents: list[Factors], gen: Generator, fn: Callable[[Grams], Svd]) -> Factors:
+def rebuilt(
+    parents: Parents,
+    gen: Generator,
+    fn: Callable[[Grams], Svd],                     # the operator, on what the factors leave
+) -> Factors:
     """Child whose dW is what fn makes of the parents' Grams, in R components.
 
     The scale of a component is split evenly over its two factors. One without a singular value gets a zero B
@@ -164,7 +172,11 @@ def fresh_rows(n: int, width: int, gen: Generator) -> Tensor:
     return uniform / width ** 0.5
 
 
-def weighted_sum(parents: list[Factors], weights: tuple[float, ...], gen: Generator) -> Factors:
+def weighted_sum(
+    parents: Parents,
+    weights: tuple[float, ...],                     # of each parent
+    gen: Generator,
+) -> Factors:
     """Child whose dW is the best rank-R approximation of sum of weight * dW over the parents."""
     def fn(grams: Grams) -> Svd:
         of_each = torch.tensor(weights, dtype=torch.float64)
@@ -175,9 +187,13 @@ def weighted_sum(parents: list[Factors], weights: tuple[float, ...], gen: Genera
 
 # --- mutations ----------------------------------------------------------------------------------------------
 
-def cayley(live: Tensor, angle: float, gen: Generator) -> Tensor:
-    """Random rotations (n, R, R), exactly orthogonal, that turn a vector by about `angle` radians. Cayley
-    transform (I - K)^-1 (I + K) of a skew K. Directions not in `live` (n, R) stay where they are."""
+def cayley(
+    live: Tensor,                   # (n, R) bool
+    angle: float,                   # radians
+    gen: Generator,
+) -> Tensor:
+    """Random rotations (n, R, R), exactly orthogonal, that turn a vector by about `angle`: the Cayley
+    transform (I - K)^-1 (I + K) of a skew K. Directions that are not live stay where they are."""
     n, R = live.shape               # modules, components
     noise = torch.randn(n, R, R, generator=gen, dtype=torch.float64).to(live.device)
     skew = noise - noise.mT
@@ -189,7 +205,7 @@ def cayley(live: Tensor, angle: float, gen: Generator) -> Tensor:
 
 
 def svd(
-    parents: list[Factors],
+    parents: Parents,
     gen: Generator,
     eta: float = 0.1,
     angle: float = 0.1,
@@ -204,7 +220,12 @@ def svd(
     return rebuilt(parents, gen, fn)
 
 
-def jitter(x: Tensor, scale: float, gen: Generator, otherwise: Tensor) -> Tensor:
+def jitter(
+    x: Tensor,
+    scale: float,
+    gen: Generator,
+    otherwise: Tensor,
+) -> Tensor:
     """x plus Gaussian noise of scale * its own standard deviation, or that of `otherwise` where x is zero."""
     model = x if x.any() else otherwise
     std = model.std(correction=0)
@@ -212,7 +233,7 @@ def jitter(x: Tensor, scale: float, gen: Generator, otherwise: Tensor) -> Tensor
     return x + scale * std * z
 
 
-def noise(parents: list[Factors], gen: Generator, scale: float = 0.1) -> Factors:
+def noise(parents: Parents, gen: Generator, scale: float = 0.1) -> Factors:
     """Mutation: Gaussian noise on A and B, `scale` times the tensor's standard deviation, A's for a B that
     is zero, so that adapters that never learned can leave the base."""
     child = {}
@@ -222,7 +243,7 @@ def noise(parents: list[Factors], gen: Generator, scale: float = 0.1) -> Factors
 
 
 def layers(
-    parents: list[Factors],
+    parents: Parents,
     gen: Generator,
     scale: float = 0.3,
     share: float = 1 / 3,
@@ -237,7 +258,7 @@ def layers(
     return copy(parents, gen) | noise([chosen], gen, scale)
 
 
-def mask(parents: list[Factors], gen: Generator, share: float = 0.3) -> Factors:
+def mask(parents: Parents, gen: Generator, share: float = 0.3) -> Factors:
     """Mutation: a random 30% of each module's singular components start anew (zero B, fresh A)."""
     def fn(grams: Grams) -> Svd:
         parent = parent_svd(grams, 0)
@@ -249,7 +270,7 @@ def mask(parents: list[Factors], gen: Generator, share: float = 0.3) -> Factors:
 
 # --- crossovers: fitter parent first ------------------------------------------------------------------------
 
-def dare(parents: list[Factors], gen: Generator, p: float = 0.5) -> Factors:
+def dare(parents: Parents, gen: Generator, p: float = 0.5) -> Factors:
     """Crossover: drop with probability p, rescale by 1/(1-p), average, cut to rank R (DARE, 2311.03099).
 
     What is dropped are singular components of each parent's dW: dropping elements of dW would leave full
@@ -275,7 +296,7 @@ def block_of(name: str) -> str:
     return match.group(1) if match else name
 
 
-def layerwise(parents: list[Factors], gen: Generator) -> Factors:
+def layerwise(parents: Parents, gen: Generator) -> Factors:
     """Crossover: each transformer block as a whole from one parent; both parents give at least one."""
     blocks = list(dict.fromkeys(map(block_of, parents[0])))         # each once, in the model's order
     coin = torch.randint(2, (len(blocks),), generator=gen)
@@ -290,12 +311,16 @@ def layerwise(parents: list[Factors], gen: Generator) -> Factors:
     return child
 
 
-def leading_of(x: Tensor, y: Tensor, n: int) -> Tensor:
-    """The first n components of x and the others of y; components are in the last dimension."""
+def leading_of(
+    x: Tensor,                      # (..., R)
+    y: Tensor,                      # (..., R)
+    n: int,
+) -> Tensor:
+    """The first n components of x and the others of y."""
     return torch.cat([x[..., :n], y[..., n:]], dim=-1)
 
 
-def svd_mix(parents: list[Factors], gen: Generator, k: int | None = None) -> Factors:
+def svd_mix(parents: Parents, gen: Generator, k: int | None = None) -> Factors:
     """Crossover: k leading singular components of the fitter (default R // 2), the other's from k+1 on."""
     def fn(grams: Grams) -> Svd:
         n = max(1, grams.R // 2) if k is None else k
@@ -312,7 +337,7 @@ def svd_mix(parents: list[Factors], gen: Generator, k: int | None = None) -> Fac
 
 
 def extrapolate(
-    parents: list[Factors],
+    parents: Parents,
     gen: Generator,
     low: float = 1.0,
     high: float = 1.5,
@@ -323,19 +348,19 @@ def extrapolate(
     return weighted_sum(parents, (eta, 1 - eta), gen)
 
 
-def add(parents: list[Factors], gen: Generator, share: float = 0.7) -> Factors:
+def add(parents: Parents, gen: Generator, share: float = 0.7) -> Factors:
     """Crossover: `share` of each parent's dW, summed and cut to rank R (task arithmetic, 2212.04089)."""
     return weighted_sum(parents, (share, share), gen)
 
 
 # --- controls -----------------------------------------------------------------------------------------------
 
-def copy(parents: list[Factors], gen: Generator) -> Factors:
+def copy(parents: Parents, gen: Generator) -> Factors:
     """Control: the parent, bit for bit."""
     return {name: (A.clone(), B.clone()) for name, (A, B) in parents[0].items()}
 
 
-def mean(parents: list[Factors], gen: Generator) -> Factors:
+def mean(parents: Parents, gen: Generator) -> Factors:
     """Control: the parents' midpoint in dW space."""
     return weighted_sum(parents, (0.5, 0.5), gen)
 
