@@ -68,8 +68,10 @@ def text_of(value: object, profile: Profile) -> str:
     except Unsupported as e:
         if str(e) != "too big":
             raise
-    is_pair = type(value) is tuple and len(value) == 2          # of which each has its own
-    raise Unsupported("too big: " + " ".join(map(digest, value if is_pair else [value])))
+    parts = [value]
+    if type(value) is tuple and len(value) == 2:        # of a pair each has its own
+        parts = value
+    raise Unsupported("too big: " + " ".join(map(digest, parts)))
 
 
 def lenient_text(value: object, limit: int) -> str:
@@ -223,7 +225,9 @@ def end_late(pid: int, wall_ms: int, took_ms: float) -> int:
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)   # a wait counts once it is over
     overslept = took_ms - wall_ms > OVERSLEPT_MS
-    return STARVED if overslept or queued_ms(pid) > wall_ms / 2 else LATE
+    if overslept or queued_ms(pid) > wall_ms / 2:
+        return STARVED
+    return LATE
 
 
 def serve(profile: Profile, wall: list) -> None:
@@ -232,8 +236,9 @@ def serve(profile: Profile, wall: list) -> None:
     poll.register(CONTROL, select.POLLIN)
     poll.register(OWNER, select.POLLIN)
     while True:
-        if any(fd == OWNER for fd, _ in poll.poll()):   # also where a helper keeps the socket open
-            os._exit(0)
+        for fd, _ in poll.poll():
+            if fd == OWNER:                             # also where a helper keeps the socket open
+                os._exit(0)
         message = os.read(CONTROL, GO.size)
         if len(message) < GO.size:
             os._exit(0)
@@ -250,11 +255,14 @@ def serve(profile: Profile, wall: list) -> None:
         poll.register(fd, select.POLLIN)
         began = time.monotonic()
         events = poll.poll(wall_ms)
-        if any(ready != fd for ready, _ in events):
-            os.kill(pid, signal.SIGKILL)
-            os._exit(0)
+        for ready, _ in events:
+            if ready != fd:                             # the trainer is gone, or asks while a child runs
+                os.kill(pid, signal.SIGKILL)
+                os._exit(0)
         took_ms = (time.monotonic() - began) * 1000
-        late = ON_TIME if events else end_late(pid, wall_ms, took_ms)
+        late = ON_TIME
+        if not events:
+            late = end_late(pid, wall_ms, took_ms)
         _, status, usage = os.wait4(pid, 0)
         poll.unregister(fd)
         os.close(fd)

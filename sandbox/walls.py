@@ -45,7 +45,8 @@ def search(cases: list) -> list:
         number, lines = cases[0]
         return [(EQUAL, 0, len(lines), number), *lines, EPERM]
     middle = len(cases) // 2
-    low, high = search(cases[:middle]), search(cases[middle:])
+    low = search(cases[:middle])
+    high = search(cases[middle:])
     return [(AT_LEAST, len(low), 0, cases[middle][0]), *low, *high]
 
 
@@ -88,22 +89,30 @@ def seccomp_works(wall: list) -> bool:
 
 # ---- system calls by hand ---------------------------------------------------------------------------------
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_MODE_FILTER = 2
 NEW_USER = 0x10000000
 NEW_OTHERS = 0x40000000 | 0x20000 | 0x8000000 | 0x4000000  # network, mounts, IPC, host name
 # These two run once a program. Python's own fork would seed `random` anew and rebuild locks, a tenth of a
 # program's time; bound and with arguments made beforehand, prctl touches fewer pages that a child must copy
 # first.
-raw_fork, prctl = ctypes.PyDLL(None).fork, ctypes.PyDLL(None).prctl
+raw_fork = ctypes.PyDLL(None).fork
+prctl = ctypes.PyDLL(None).prctl
 libc = ctypes.CDLL(None, use_errno=True)
 DIE_WITH_PARENT = [ctypes.c_ulong(n) for n in (PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)]
 
 
 def call(name: str, *args: object) -> None:
     """A libc function that returns 0 or raises OSError. Integers are passed as longs, bytes as pointers."""
-    args = [ctypes.c_ulong(a) if type(a) is int else a for a in args]
-    if getattr(libc, name)(*args) != 0:
+    passed = []
+    for a in args:
+        if type(a) is int:                              # as it is, ctypes would pass 32 bits of it
+            a = ctypes.c_ulong(a)
+        passed.append(a)
+    if getattr(libc, name)(*passed) != 0:
         raise OSError(ctypes.get_errno(), name)
 
 
@@ -161,7 +170,7 @@ def drop_capabilities() -> None:
 
 def lock_up(layers: dict, mem_mb: int, profile: object) -> None:
     """Once per fork server, before any job: all that its children inherit."""
-    root = os.geteuid() == 0
+    root = os.geteuid() == 0                            # asked now: in a namespace it means something else
     with open("/proc/self/statm") as f:
         own_bytes = int(f.read().split()[0]) * resource.getpagesize()
     attempt(layers, "namespaces", enter_namespaces)
@@ -176,6 +185,7 @@ def lock_up(layers: dict, mem_mb: int, profile: object) -> None:
     for name, limit in limits.items():
         which = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(which)[1]
+        # No limit may be raised above the one that the trainer itself was given.
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)
         attempt(layers, f"limit_{name.lower()}", resource.setrlimit, which, (limit, limit))
