@@ -38,6 +38,7 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
              ast.Not: operator.not_, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
              ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
              ast.In: lambda item, items: item in items, ast.NotIn: lambda item, items: item not in items}
+NUMBERS = (int, float, complex)
 ATOMS = (int, bool, float, type(None), str)
 BUILTINS = frozenset(dir(builtins))
 # what a program's own mistakes raise, as in Python; an error of this file's would be one of these, too
@@ -316,9 +317,32 @@ def text_size(owner: object, name: str, values: list) -> int:
     return 0
 
 
+def literal(node: ast.expr | None) -> object:
+    """The value of a literal, as Python reads one. Raises ValueError where it is none."""
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.List(items):
+            return [literal(item) for item in items]
+        case ast.Tuple(items):
+            return tuple([literal(item) for item in items])
+        case ast.Set(items):
+            return {literal(item) for item in items}
+        case ast.Call(ast.Name("set"), [], []):
+            return set()
+        case ast.Dict(keys, values):
+            return {literal(key): literal(value) for key, value in zip(keys, values)}
+        case ast.UnaryOp(ast.USub() | ast.UAdd() as sign, ast.Constant(number)) if type(number) in NUMBERS:
+            return -number if isinstance(sign, ast.USub) else number
+        case ast.BinOp(left, ast.Add() | ast.Sub() as sign, ast.Constant(complex() as imaginary)):
+            real = literal(left)
+            if type(real) in (int, float):
+                return real - imaginary if isinstance(sign, ast.Sub) else real + imaginary
+    raise ValueError("not a literal")
+
+
 def arguments(text: str) -> list | None:
-    """Values of the literals between the brackets of a call, None where they are none: as in the fork.
-    literal_eval reads a tree of constants and containers; it calls nothing."""
+    """Values of the literals between the brackets of a call, None where they are none: as in the fork."""
     try:
         body = parse(f"f({text} \n)").body
     except Refused:
@@ -326,7 +350,7 @@ def arguments(text: str) -> list | None:
     match body:
         case [ast.Expr(ast.Call(ast.Name("f"), given, []))]:
             try:
-                return [ast.literal_eval(node) for node in given]
+                return [literal(node) for node in given]
             except (ValueError, TypeError, RecursionError, MemoryError):
                 return None
     return None
