@@ -31,8 +31,6 @@ FUNCTIONS = {"abs": abs, "bool": bool, "chr": chr, "int": int, "len": len, "list
              "min": min, "ord": ord, "range": range, "sorted": sorted, "str": str, "sum": sum}
 METHODS = {(str, "count"): str.count, (str, "join"): str.join, (str, "replace"): str.replace,
            (list, "count"): list.count, (tuple, "count"): tuple.count}
-# A name that none of these types has is unsupported, whatever stands before the dot.
-METHOD_NAMES = frozenset([name for _, name in METHODS])
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
              ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg,
              ast.Not: operator.not_, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
@@ -206,8 +204,8 @@ class Interpreter:
                 return values if isinstance(node, ast.List) else tuple(values)
             case ast.Subscript(items, place):
                 return self.item(self.value(items, scope), place, scope)
-            case ast.ListComp(item, [ast.comprehension(ast.Name(name), items, tests, 0)]):
-                return self.comprehend(item, name, self.iterable(items, scope), tests, scope)
+            case ast.ListComp(item, parts):
+                return self.comprehend(item, parts, scope)
             case ast.Call(ast.Name(name), given, []):
                 return self.call_function(name, given, scope)
             case ast.Call(ast.Attribute(owner, name), given, []):
@@ -265,19 +263,31 @@ class Interpreter:
             self.pay(items)
         return iter(items)
 
-    def comprehend(self, item: ast.expr, name: str, values: object, tests: list[ast.expr],
-                   scope: Scope) -> list:
-        """[item for name in values if tests]"""
-        # A copy: the comprehension's variable is gone after it.
-        inner = Scope(dict(scope.values), scope.names | {name})
+    def comprehend(self, item: ast.expr, parts: list[ast.comprehension], scope: Scope) -> list:
+        """[item for ... in ... if ...], with one `for` or several."""
+        own = bound([part.target for part in parts])
+        first = self.iterable(parts[0].iter, scope)     # in the scope around it, as in Python
+        # A copy: the comprehension's variables are gone after it, and unbound before.
+        around = {name: value for name, value in scope.values.items() if name not in own}
         result = []
-        for value in values:
-            inner.values[name] = value
-            if all(self.value(test, inner) for test in tests):
-                result.append(self.value(item, inner))
-            self.pay()
+        self.fill(result, item, parts, first, Scope(around, scope.names | own))
         size(result)
         return result
+
+    def fill(self, result: list, item: ast.expr, parts: list[ast.comprehension], values: object,
+             scope: Scope) -> None:
+        """Append what a comprehension gives from its first part on, whose values are these."""
+        part, *others = parts
+        if part.is_async:
+            refuse("async")
+        for value in values:
+            self.store(part.target, value, scope)
+            if all(self.value(test, scope) for test in part.ifs):
+                if others:
+                    self.fill(result, item, others, self.iterable(others[0].iter, scope), scope)
+                else:
+                    result.append(self.value(item, scope))
+            self.pay()
 
     def call_function(self, name: str, given: list[ast.expr], scope: Scope) -> object:
         """One of FUNCTIONS."""
@@ -296,9 +306,9 @@ class Interpreter:
         """One of METHODS."""
         values = [self.value(node, scope) for node in given]
         self.pay(owner, *values)
-        if name not in METHOD_NAMES:
-            refuse(f"the method {name}")
         if (type(owner), name) not in METHODS:
+            if name in dir(type(owner)):
+                refuse(f"the method {name}")
             raise AttributeError(f"'{type(owner).__name__}' object has no attribute '{name}'")
         if text_size(owner, name, values) > MAX_SIZE:
             raise Unsupported("too big")

@@ -76,6 +76,8 @@ VALUES = [
     ("x='A' if not x else x", "0", "A"),
     ("x=''.join([c for c in x if c not in 'AB'])", "'ABCA'", "C"),
     ("x=max(x)*'AB'", "[1,2]", "ABAB"),
+    ("x=[a*b for a in x for b in x if a<b]", "[1,2,3]", [2, 3, 6]),
+    ("x=[x for x in x for x in [x,9]]", "[1,2]", [1, 9, 2, 9]),
     ("x=x/2", "3", 1.5)]
 
 
@@ -87,7 +89,8 @@ def test_values(line, given, value):
 MISTAKES = [("y=y+1", "error: UnboundLocalError"), ("max=max(x)", "error: UnboundLocalError"), ("x=g(x)", "error: NameError"),
             ("x=x[9]", "error: IndexError"), ("x=x+'A'", "error: TypeError"), ("x=x[0]//0", "error: ZeroDivisionError"),
             ("x=x(1)", "error: TypeError"), ("x=int('A')", "error: ValueError"), ("x=x.count", "unsupported: Attribute"),
-            ("x=x[0].count(1)", "error: AttributeError"), ("x[0]=x", "unsupported: nested"), ("x=f(x)", "unsupported: f"),
+            ("x=x[0].count(1)", "error: AttributeError"), ("x=x.replplace(1)", "error: AttributeError"),
+            ("x=[b for a in b for b in x]", "error: NameError"), ("x=[a for a in x for b in b]", "error: UnboundLocalError"), ("x[0]=x", "unsupported: nested"), ("x=f(x)", "unsupported: f"),
             ("x=set(x)", "unsupported: set"), ("x={1}", "unsupported: Set"), ("import os", "unsupported: Import"),
             ("x=x.append(1)", "unsupported: the method append"), ("x=len", "unsupported: len"), ("x=3+", "error: SyntaxError"),
             ("x=__import__('os')", "unsupported: __import__"), ("x=x.__class__", "unsupported: Attribute"),
