@@ -105,6 +105,14 @@ def product_size(a: object, b: object) -> int:
     return 0                            # of floats, or a mistake
 
 
+def no_attribute(owner: object, name: str) -> None:
+    """Raises AttributeError where Python would, else Unsupported: there are methods to call and nothing else."""
+    size(owner)
+    if name in dir(type(owner)):
+        refuse(f"the attribute {name}")
+    raise AttributeError(f"'{type(owner).__name__}' object has no attribute '{name}'")
+
+
 class Interpreter:
     """Runs one function, once; `left` are the steps that it may still take."""
 
@@ -206,6 +214,8 @@ class Interpreter:
                 return self.item(self.value(items, scope), place, scope)
             case ast.ListComp(item, parts):
                 return self.comprehend(item, parts, scope)
+            case ast.Attribute(owner, name):
+                no_attribute(self.value(owner, scope), name)
             case ast.Call(ast.Name(name), given, []):
                 return self.call_function(name, given, scope)
             case ast.Call(ast.Attribute(owner, name), given, []):
@@ -307,9 +317,7 @@ class Interpreter:
         values = [self.value(node, scope) for node in given]
         self.pay(owner, *values)
         if (type(owner), name) not in METHODS:
-            if name in dir(type(owner)):
-                refuse(f"the method {name}")
-            raise AttributeError(f"'{type(owner).__name__}' object has no attribute '{name}'")
+            no_attribute(owner, name)
         if text_size(owner, name, values) > MAX_SIZE:
             raise Unsupported("too big")
         result = METHODS[type(owner), name](owner, *values)

@@ -88,12 +88,12 @@ def test_values(line, given, value):
 
 MISTAKES = [("y=y+1", "error: UnboundLocalError"), ("max=max(x)", "error: UnboundLocalError"), ("x=g(x)", "error: NameError"),
             ("x=x[9]", "error: IndexError"), ("x=x+'A'", "error: TypeError"), ("x=x[0]//0", "error: ZeroDivisionError"),
-            ("x=x(1)", "error: TypeError"), ("x=int('A')", "error: ValueError"), ("x=x.count", "unsupported: Attribute"),
+            ("x=x(1)", "error: TypeError"), ("x=int('A')", "error: ValueError"), ("x=x.count", "unsupported: the attribute count"), ("x=x.coun", "error: AttributeError"),
             ("x=x[0].count(1)", "error: AttributeError"), ("x=x.replplace(1)", "error: AttributeError"),
             ("x=[b for a in b for b in x]", "error: NameError"), ("x=[a for a in x for b in b]", "error: UnboundLocalError"), ("x[0]=x", "unsupported: nested"), ("x=f(x)", "unsupported: f"),
             ("x=set(x)", "unsupported: set"), ("x={1}", "unsupported: Set"), ("import os", "unsupported: Import"),
-            ("x=x.append(1)", "unsupported: the method append"), ("x=len", "unsupported: len"), ("x=3+", "error: SyntaxError"),
-            ("x=__import__('os')", "unsupported: __import__"), ("x=x.__class__", "unsupported: Attribute"),
+            ("x=x.append(1)", "unsupported: the attribute append"), ("x=len", "unsupported: len"), ("x=3+", "error: SyntaxError"),
+            ("x=__import__('os')", "unsupported: __import__"), ("x=x.__class__", "unsupported: the attribute __class__"),
             ("x=(v for v in x)", "unsupported: GeneratorExp"), ("while x:x=x", "unsupported: While"),
             ("x=f'{x}'", "unsupported: JoinedStr"), ("x=range(3)", "unsupported: value of type range")]
 
