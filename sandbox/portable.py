@@ -106,7 +106,7 @@ def product_size(a: object, b: object) -> int:
 
 
 def no_attribute(owner: object, name: str) -> None:
-    """Raises AttributeError where Python would, else Unsupported: there are methods to call and nothing else."""
+    """Raises AttributeError where Python would, else Unsupported: methods can be called, and that is all."""
     size(owner)
     if name in dir(type(owner)):
         refuse(f"the attribute {name}")
