@@ -210,6 +210,7 @@ def test_a_step_without_valid_proposals_is_survived(run):
     assert all(m["winner"] == "student" for m in rows(path, "matches")) and (path / "step_2").is_dir()
 
 
+@pytest.mark.slow
 def test_two_processes(run, micro_base, tmp_path):
     """torchrun over gloo trains the same population: the same proposals, the same update up to rounding."""
     flags = dict(steps=1, temperature=0.05, probe_every=1, evolve="none", dtype="float32")

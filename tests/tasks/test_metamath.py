@@ -147,6 +147,7 @@ def test_distinct_variables(given, formula, proof, holds):
     assert (said == "") == holds and (holds or "must not meet" in said), said
 
 
+@pytest.mark.slow
 def test_a_proof_costs_its_limit_only():
     """Megabytes of labels, formulas that double at every step, saved steps without end, endless numbers."""
     doubles = "".join(f"Z{letter}{letter}B" for letter in "CDEFGHIJKLMNOPQRST")
