@@ -54,6 +54,7 @@ def on_windows(*words, body="del sys.argv[0]; runpy.run_module(sys.argv[0], run_
                           capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_reading_and_report(tmp_path):
     """Modules, flags and report are there."""
     read = on_windows(body=READING)
