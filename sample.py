@@ -19,7 +19,6 @@ from eval import common
 from evolve import Member
 from infra.distributed import ALONE
 from infra.errors import UserError
-from lora import Adapters
 from run.checkpoint import seeded_archive, seeds, task_rows
 from run.terminal import block, format_task, print_safely
 from selfplay import ProposalRecord, Setup
@@ -70,8 +69,8 @@ def open_setup(args: argparse.Namespace, population: common.Population,
                  max_new_tokens=args.max_new_tokens, dedupe="off")
     cfg = resolve_config(cfg, base.prompt_format, base.model.embedding.device.type)
     limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
-    adapters = population.adapters or Adapters.on(base.model, 0, 1, 1.0)
-    return Setup(cfg, base, adapters, ALONE, sandbox, limits, tuple(cfg.task_types.split(",")))
+    task_types = tuple(cfg.task_types.split(","))
+    return Setup(cfg, base, population.adapters, ALONE, sandbox, limits, task_types)
 
 
 def given_tasks(args: argparse.Namespace, setup: Setup, dealer: Member) -> list[ProposalRecord]:
