@@ -8,6 +8,7 @@ evaluation = competitive two-population co-evolution.
 """
 import argparse
 import itertools
+import random
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -15,12 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import torch
 
 from config import Config, numbers_of
-from infra.errors import UserError, demand
+from infra.errors import UserError, demand, number_from, place
 from infra.files import demand_fields
-from lora import TARGETS, Adapters
+from lora import TARGETS, Adapters, Factors
 from operators import BY_NAME, CROSSOVERS, EXACT, MUTATIONS, OPERATORS, adapter_cosines, dw_norm, n_children
 from trueskill_lite import Rating
 from weights import load_peft, read_peft, save_peft
@@ -61,6 +63,8 @@ class Member:
 
 def members_of(members: list[Member], role: str) -> list[Member]:
     """The members that have this role, in the order given."""
+    # nobody would have a role that is not in the list, and nobody would notice
+    assert role in ROLES, f"{role!r} is not in evolve.ROLES {ROLES}: add it there"
     return [m for m in members if m.role == role]
 
 
@@ -220,7 +224,12 @@ def take_turns(
 def draw_weights(p_wins: list[float], mode: str, floor: float) -> list[float]:
     """The weight of each student from its probability to win: WEIGHTS, mixed with `floor` of the uniform
     distribution."""
-    weights = list(map(WEIGHTS[mode], p_wins))
+    rule = WEIGHTS[mode]
+    weights = []
+    for p in p_wins:
+        weight = number_from(rule, p)
+        assert weight >= 0, f"{place(rule)} returned {weight!r} for p = {p:.3g}: a weight is 0 or more"
+        weights.append(weight)
     total = sum(weights)
     if not total:                       # every result is certain: nothing but the floor is left
         return [1.0] * len(weights)
@@ -243,8 +252,10 @@ def outcome(
     surprise = solve_rate - 0.5
     if rule == "expected":
         surprise = solve_rate - expected
-    if rule == "raw":
+    elif rule == "raw":
         band = 0.0
+    else:
+        assert rule == "half", f"--outcome {rule} has no case in evolve.outcome: add one"
     if abs(surprise) <= band:
         return "draw"
     return "student" if surprise > 0 else "teacher"
@@ -383,6 +394,25 @@ def draw_birth(
 
 # --- birth --------------------------------------------------------------------------------------------------
 
+def shared_generators() -> tuple:
+    """The states of the random generators that everything in this process draws from by default."""
+    _, numbers, position, *_ = np.random.get_state()
+    return random.getstate(), numbers.tobytes(), position, torch.get_rng_state().numpy().tobytes()
+
+
+def check_child(make: Callable, child: Factors, parent: Factors) -> None:
+    """That an operator made the factors of an adapter: the parent's layers, with the parent's shapes."""
+    got = type(child).__name__
+    assert isinstance(child, dict), f"{place(make)} returned {got}: give a dictionary, layer -> (A, B)"
+    odd = sorted(child.keys() ^ parent.keys())
+    assert not odd, f"{place(make)} left out layers, or added some: {', '.join(odd):.200}"
+    for name, factors in child.items():
+        shapes = [tuple(factor.shape) for factor in factors]
+        wanted = [tuple(factor.shape) for factor in parent[name]]
+        assert shapes == wanted, (f"{place(make)} gave {name} factors of the shapes {shapes}: A and B of its "
+                                  f"parents have {wanted}")
+
+
 @torch.no_grad()
 def apply_operator(
     adapters: Adapters,
@@ -394,7 +424,11 @@ def apply_operator(
     norm of the parents' dW; 0 where the parents have not learned anything."""
     parents = [adapters.factors(m.slot) for m in birth.parents]
     make = OPERATORS[birth.operator].fn
+    before = shared_generators()
     child = make(parents, gen, **knobs)
+    assert shared_generators() == before, (f"{place(make)} draws random numbers without its `gen`: the run "
+                                           "could not be repeated")
+    check_child(make, child, parents[0])
     adapters.set_factors(birth.victim.slot, child)
     mean_norm = sum(map(dw_norm, parents)) / len(parents)
     if mean_norm > 0:

@@ -22,7 +22,9 @@ class Outcome:
     majority_baseline: float = 0.0      # solve rate of guessing the type's most frequent output of late
     n_tasks: int = 0                    # tasks that the archive has seen
     n_of_kind: int = 0                  # tasks of this type that it holds
-    n_same_structure: int = 0           # of its latest 512, those with this program up to names and constants
+    # of its latest 512, those with this program up to names and constants: always 0 with the default --dedupe
+    # structural, which refuses such a proposal; give --dedupe exact or off to a reward that looks at it
+    n_same_structure: int = 0
     unique_at_64: float = 0.0           # different structures among 64 of these, on average
     statements: int = 0                 # of the program
 

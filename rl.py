@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-from config import Config, numbers_of, resolve_config
+from config import Config, numbers_of, resolve_config, spelled
 from generate import Rollout
 from infra.distributed import ALONE, Ranks
 from infra.errors import UserError, demand
@@ -46,6 +46,13 @@ class Batch:
     group: Tensor                    # (N,) rows of one prompt share a number
     role: Tensor                     # (N,) number of the role: a single agent plays all, whitened apart
     kind: Tensor                     # (N,) index of the task type
+
+
+def no_case(name: str, cfg: Config, where: str) -> str:
+    """What is said of a value that config.py allows and no function of this file knows: without a case it
+    would compute what the default does, and nobody would notice."""
+    flag = spelled(name)
+    return f"{flag} {getattr(cfg, name)} has no case in {where}: add one there"
 
 
 # --- advantages ---------------------------------------------------------------------------------------------
@@ -89,11 +96,15 @@ def advantages(batch: Batch, cfg: Config = DEFAULT) -> Tensor:
         _, index, n = batch.group.unique(return_inverse=True, return_counts=True)
         correction = n / (n - 1).clamp_min(1)              # of each group
         adv = adv * correction[index]
-    if cfg.baseline == "standardized":
+    elif cfg.baseline == "standardized":
         adv = adv / (std + 1e-6)
+    else:
+        assert cfg.baseline in ("group", "none"), no_case("baseline", cfg, "rl.advantages")
     adv = adv.masked_fill(~has_variance, 0.0)
-    if cfg.normalize_advantages != "off" and has_variance.any():
-        adv = whiten(adv, batch, has_variance, cfg.normalize_advantages == "kind")
+    how = cfg.normalize_advantages
+    assert how in ("member", "kind", "off"), no_case("normalize_advantages", cfg, "rl.advantages")
+    if how != "off" and has_variance.any():
+        adv = whiten(adv, batch, has_variance, how == "kind")
     return adv.float()
 
 
@@ -125,6 +136,7 @@ def token_weight(rollout: Rollout, cfg: Config = DEFAULT) -> Tensor:
         return 1.0 / (rows * rollout.n_tokens)
     if cfg.token_weight == "constant":
         return 1.0 / (rows * cfg.max_new_tokens)
+    assert cfg.token_weight == "member", no_case("token_weight", cfg, "rl.token_weight")
     tokens = torch.zeros_like(index)
     tokens.index_add_(0, index, rollout.n_tokens)
     return 1.0 / tokens[index]
@@ -195,6 +207,7 @@ def policy_loss(
     is_clipped = ratio != clipped
     if cfg.loss == "cispo":
         return -clipped.detach() * A * logp, is_clipped
+    assert cfg.loss in ("clip", "sequence"), no_case("loss", cfg, "rl.policy_loss")
     return -torch.minimum(ratio * A, clipped * A), is_clipped
 
 
@@ -271,6 +284,12 @@ class Objective:
     adv: Tensor                      # (N,)
     cfg: Config = DEFAULT
     old: Tensor | None = None        # (N, T) log-probabilities before the first epoch; None in it
+
+    def __post_init__(self):
+        n_rows = len(self.batch.reward)
+        # a number or a column would be broadcast, and every row would learn something else
+        assert self.adv.shape == (n_rows,), (f"rl.advantages gave a tensor of shape {tuple(self.adv.shape)} "
+                                             f"for {n_rows} rows: give one number for each, ({n_rows},)")
 
     @property
     def contributing(self) -> Tensor:

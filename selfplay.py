@@ -20,7 +20,7 @@ from config import Config
 from evolve import ROLES, Member, members_of, plays
 from generate import Prompts, Rollout, SamplingParams, generate
 from infra.distributed import Ranks
-from infra.errors import UserError
+from infra.errors import UserError, number_from
 from lora import Adapters
 from micro.programs import fresh_program
 from model import Base
@@ -490,7 +490,7 @@ def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> 
             tried.append(p)
     pay = TEACHER_REWARDS[s.cfg.teacher_reward]
     for p, outcome in zip(tried, outcomes(s, archive, tried), strict=True):
-        p.reward = pay(outcome)
+        p.reward = number_from(pay, outcome)
 
 
 def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> RoleRows | None:

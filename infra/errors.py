@@ -8,7 +8,9 @@
 
 What a model writes is none of these. It is data, and a text that is not what was asked for is Refused.
 """
-from collections.abc import Iterator
+import inspect
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -38,6 +40,24 @@ def refuse_unless(met: object, reason: str) -> None:
     """Raises Refused for this reason unless something is true of a model's text."""
     if not met:
         raise Refused(reason)
+
+
+def place(function: Callable) -> str:
+    """A function's name and where it stands, for the assertion that finds a slip in it."""
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if code is None:                    # a class, or something else that can be called
+        return repr(function)
+    return f"{function.__qualname__} ({code.co_filename}, line {code.co_firstlineno})"
+
+
+def number_from(function: Callable, *arguments: object) -> float:
+    """What a function returns that somebody may have added, a reward for example: a finite number. One that
+    forgets its `return` would else be noticed many steps later, or never."""
+    number = function(*arguments)
+    is_number = isinstance(number, (int, float)) and math.isfinite(number)
+    assert is_number, f"{place(function)} returned {number!r}: it has to return a finite int or float"
+    return number
 
 
 @contextmanager

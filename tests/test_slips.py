@@ -1,15 +1,28 @@
 """A slip in what somebody has just written into the source ends a run with a traceback that points at its line; once it is
 mended, the run goes on."""
+import dataclasses
 import os
+import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from batches import make_batch
+from tiny_base import write_tiny
 from tiny_run import play, rows, words
 
 import config
+import evolve
+import lora
+import operators
+import rewards
+import rl
+import weights
 from infra.errors import Refused, UserError
 from tasks.base import REASONS, Reject
 
@@ -52,6 +65,100 @@ def test_a_slip_is_a_traceback_and_the_run_goes_on(begun, micro_base, tmp_path, 
     assert len(rows(run)) == 1, "the step that failed left no line"
     play(**FLAGS | dict(base=micro_base, resume=run, steps=2))
     assert [row["step"] for row in rows(run)] == [0, 1] and (run / "step_2" / "state.json").exists()
+
+
+def forgets(*_):
+    """A function whose `return` was forgotten."""
+
+
+def test_a_reward_without_a_return_is_named(monkeypatch, micro_base, tmp_path):
+    monkeypatch.setitem(rewards.TEACHER_REWARDS, "forgets", forgets)
+    flags = FLAGS | dict(pop=2, proposals_per_prompt=4, samples_per_task=1, teacher_reward="forgets")
+    with pytest.raises(AssertionError, match=r"^forgets \(.*test_slips.py, line \d+\) returned None: it has to"):
+        play(**flags, base=micro_base, out=tmp_path)
+
+
+@pytest.mark.parametrize("weight, said", [(-0.1, "a weight is 0 or more"), (None, "a finite int or float"), (float("nan"), "a finite int")])
+def test_a_matching_rule_gives_weights(monkeypatch, weight, said):
+    def slip(p: float) -> float:
+        return weight
+
+    monkeypatch.setitem(evolve.WEIGHTS, "slip", slip)
+    with pytest.raises(AssertionError, match=rf"slip \(.*test_slips.py, line \d+\) returned {weight}.*{said}"):
+        evolve.draw_weights([0.5, 0.25], "slip", 0.1)
+
+
+@pytest.mark.parametrize("wrong", [lambda adv: adv[:, None], lambda adv: adv.mean(), lambda adv: adv[1:]])
+def test_an_advantage_is_one_number_for_each_row(wrong):
+    batch = make_batch(3, member=(0,))
+    rl.Objective(None, None, batch, rl.advantages(batch))
+    with pytest.raises(AssertionError, match=r"rl.advantages gave a tensor of shape .* for 3 rows"):
+        rl.Objective(None, None, batch, wrong(rl.advantages(batch)))
+
+
+@pytest.mark.parametrize("name, compute", [
+    ("baseline", lambda batch, cfg: rl.advantages(batch, cfg)),
+    ("normalize_advantages", lambda batch, cfg: rl.advantages(batch, cfg)),
+    ("token_weight", lambda batch, cfg: rl.token_weight(batch.rollout, cfg)),
+    ("loss", lambda batch, cfg: rl.policy_loss(torch.zeros(3), torch.zeros(3), SimpleNamespace(row=torch.arange(3)), torch.ones(3), cfg))])
+def test_a_value_without_its_case_is_named(name, compute):
+    """config.py allows it, and no function knows it: it would compute what the default does."""
+    batch = make_batch(3, member=(0,))
+    compute(batch, rl.DEFAULT)
+    cfg = dataclasses.replace(rl.DEFAULT, **{name: "positive"})
+    with pytest.raises(AssertionError, match=f"^--{name.replace('_', '-')} positive has no case in rl.*: add one"):
+        compute(batch, cfg)
+    with pytest.raises(AssertionError, match="--outcome mine has no case in evolve.outcome"):
+        evolve.outcome(0.4, 0.5, rule="mine")
+
+
+def test_a_role_is_in_the_list_of_roles():
+    with pytest.raises(AssertionError, match="'critic' is not in evolve.ROLES"):
+        evolve.members_of([], "critic")
+
+
+def test_an_architecture_has_fields_that_there_are(monkeypatch, tmp_path):
+    write_tiny(tmp_path, "qwen2")
+    weights.read_config(tmp_path)
+    monkeypatch.setitem(weights.ARCHITECTURES, "qwen2", dict(norm_ofset=True))
+    with pytest.raises(AssertionError, match="ModelConfig has no field norm_ofset"):
+        weights.read_config(tmp_path)
+
+
+def draws_torch(parents, gen):
+    return {name: (A * torch.rand(A.shape), B) for name, (A, B) in parents[0].items()}
+
+
+def draws_python(parents, gen):
+    return {name: (A * random.random(), B) for name, (A, B) in parents[0].items()}
+
+
+def draws_numpy(parents, gen):
+    return {name: (A * float(np.random.rand()), B) for name, (A, B) in parents[0].items()}
+
+
+def turns_round(parents, gen):
+    return {name: (B, A) for name, (A, B) in parents[0].items()}
+
+
+def leaves_out(parents, gen):
+    return dict(list(parents[0].items())[1:])
+
+
+@pytest.mark.parametrize("slip, said", [
+    (draws_torch, "draws random numbers without its `gen`"), (draws_python, "draws random numbers without its `gen`"),
+    (draws_numpy, "draws random numbers without its `gen`"), (forgets, "returned NoneType: give a dictionary"),
+    (turns_round, r"gave x factors of the shapes \[\(6, 2\), \(2, 4\)\]: A and B of its parents have \[\(2, 4\), \(6, 2\)\]"),
+    (leaves_out, "left out layers, or added some: x")])
+def test_an_operator_is_told_by_name(monkeypatch, slip, said):
+    adapters = lora.Adapters({"x": (4, 6), "y": (4, 6)}, 2, 2, 4.0)
+    before = [factor.clone() for factor in adapters.parameters()]
+    parent, victim = (evolve.Member(f"S{i}", "student", i, None) for i in range(2))
+    monkeypatch.setitem(operators.OPERATORS, "slip", operators.Operator(slip, 1))
+    birth = evolve.Birth("S2", victim, (parent,), "slip")
+    with pytest.raises(AssertionError, match=rf"^{slip.__name__} \(.*test_slips.py, line \d+\) {said}"):
+        evolve.apply_operator(adapters, birth, torch.Generator().manual_seed(0))
+    assert all(map(torch.equal, adapters.parameters(), before)), "the victim stays"
 
 
 @pytest.mark.parametrize("raised", [ValueError("syntax"), KeyError("syntax"), UserError("syntax")], ids=repr)

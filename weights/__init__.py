@@ -84,6 +84,9 @@ def read_config(path: Path) -> ModelConfig:
         for value in values if isinstance(values, list) else [values]:
             demand(value in supported, f"{path}: unsupported architecture ({name} {value!r:.60}); supported: "
                    f"{', '.join(map(str, supported))}")
+    known = {f.name for f in fields(ModelConfig)}
+    odd = ARCHITECTURES[config["model_type"]].keys() - known
+    assert not odd, f"ARCHITECTURES of weights/__init__.py: model.ModelConfig has no field {', '.join(odd)}"
     full = dict(output_bias=config.get("attention_bias")) | config | ARCHITECTURES[config["model_type"]]
     full["rope_parameters"] = {"original_max_position_embeddings": context} | rope
     window = config.get("sliding_window")
@@ -96,7 +99,7 @@ def read_config(path: Path) -> ModelConfig:
     full["rope_theta"] = rope["rope_theta"]
     # no row is to be longer: within the window all keys are seen
     full["max_position_embeddings"] = min(context, window or context)
-    cfg = ModelConfig(**{f.name: full[f.name] for f in fields(ModelConfig) if f.name in full})
+    cfg = ModelConfig(**{name: full[name] for name in known & full.keys()})
     demand(rope_frequencies(cfg, "cpu").isfinite().all(), impossible)
     return cfg
 
