@@ -11,7 +11,8 @@ one member in one role share a learner; row i has T_i answer tokens, each of whi
     adv_i = (d_i - m) / (s + 1e-6)                                whitened over the learner's tokens
 
 A group whose rewards are all equal (standard deviation at most 1e-6) says nothing: its rows get exactly 0,
-and they are not live, which means that they take no part in m and s. Why must the whitening be per learner,
+and they are not live, which means that they take no part in m and s. It is the group that is live or not: a row
+whose reward happens to be its group's mean (d_i = 0) counts like its siblings. Why must the whitening be per learner,
 and not over the whole batch?
 """
 

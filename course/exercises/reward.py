@@ -14,8 +14,9 @@ well be luck. What the test wants, with B a binomial draw of n attempts:
     2. B ~ Bin(n, guess), guess .1, .25, .5, n = 4, 8, 16: paid 0.05 on average at most    no farming
     3. B ~ Bin(8, 1/2), guess .05: paid 0.5 on average at least    open tasks still pay
     4. never more for a task that is easier to guess
+    5. guess .05: more where half of the attempts succeeded than where all but one did    medium is best
 
-A threshold on p (`--teacher-reward noise-proof`) meets 1, 3 and 4. Why not 2? A hint: how likely are so many
+A threshold on p (`--teacher-reward noise-proof`) meets 1, 3, 4 and 5. Why not 2? A hint: how likely are so many
 successes by luck? In rewards.py a reward is a function of one Outcome: there yours is asked as
 reward(outcome.n_correct, outcome.n_attempts, outcome.majority_baseline).
 """

@@ -15,6 +15,12 @@ def test_by_hand(work):
     assert adv.tolist() == pytest.approx([0.75 / 0.1875 ** 0.5, -0.25 / 0.1875 ** 0.5], rel=1e-4)
 
 
+def test_a_row_at_its_group_s_mean_is_live(work):
+    """One group of 3, 2 and 1 tokens: d = (1/2, 0, -1/2), m = 1/6, s^2 = (3/9 + 2/36 + 4/9) / 6 = 5/36."""
+    adv = work.advantages(torch.tensor([1.0, 0.5, 0.0]), torch.zeros(3).long(), torch.zeros(3).long(), torch.tensor([3.0, 2.0, 1.0]))
+    assert adv.tolist() == pytest.approx([2 / 5 ** 0.5, -1 / 5 ** 0.5, -4 / 5 ** 0.5], rel=1e-4)
+
+
 def test_a_prompt_that_pays_more_is_no_merit(work):
     reward, group, learner, n = case()
     raised = reward + 5 * group

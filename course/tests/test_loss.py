@@ -94,6 +94,14 @@ def test_all_tokens_of_a_member_count_the_same(work):
     assert value(work, rows.select([0, 2, 5])) == pytest.approx((4 * a + 7 * b + 7 * c) / 18)
 
 
+def test_a_row_without_an_advantage_counts_in_the_mean(work):
+    """It adds nothing to the sum, and its four tokens are in n: else a member whose rows say little takes larger steps."""
+    rows = case()
+    rows.advantage[0] = 0.0
+    b, c = (value(work, rows.select([i])) for i in (2, 5))
+    assert value(work, rows.select([0, 2, 5])) == pytest.approx((7 * b + 7 * c) / 18)
+
+
 def test_the_loop_has_the_same_gradient(work):
     """Sampled answers of the bundled base. rl.py's loss has another value (PPO's ratio) but this gradient."""
     import rl

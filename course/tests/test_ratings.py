@@ -37,6 +37,14 @@ def test_great_surprises_stay_finite(work, mu, draw):
     assert all(map(math.isfinite, upset + favourite)) and upset[0] > 0 and favourite[0] < mu
 
 
+@pytest.mark.parametrize("mu", [1e3, 1e5])
+def test_who_is_greatly_surprised_is_surer_afterwards(work, mu):
+    """In the far tail w tends to 1 and v to e - t: s_w = 64.007, c^2 = 2 (25/6)^2 + 64.007 + 1.007 = 99.736."""
+    upset, _ = work.rate((0, 8), (mu, 1))
+    assert upset[1] == pytest.approx((64.007 * (1 - 64.007 / 99.736)) ** 0.5, abs=5e-3)        # 4.79
+    assert upset[0] == pytest.approx(mu * 64.007 / 99.736, rel=5e-3)
+
+
 def test_the_published_package_says_the_same(work):
     package = pytest.importorskip("trueskill")
     work.rate(NEW, NEW)

@@ -28,6 +28,12 @@ def test_open_tasks_still_pay(work):
     assert paid(work.reward, 8, 0.5, 0.05) >= 0.5
 
 
+@pytest.mark.parametrize("n", [8, 16])
+def test_medium_difficulty_is_paid_best(work, n):
+    """A constant for whatever is no luck would not tell a teacher which way to go."""
+    assert work.reward(n // 2, n, 0.05) > work.reward(n - 1, n, 0.05)
+
+
 def test_never_more_where_guessing_is_easier(work):
     for n in (4, 8, 16):
         for k in range(n + 1):

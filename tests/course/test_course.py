@@ -1,6 +1,7 @@
 """The course: solutions pass and stubs fail, its pages' commands are ones that train.py takes, its pictures are small."""
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,26 @@ COURSE = ROOT / "course"
 EXERCISES = sorted(p.stem for p in (COURSE / "exercises").glob("*.py"))
 
 
-def test_solutions_pass_and_a_stub_is_one_line():
+# exercise -> what of its solution stands otherwise in a wrong one, and the test of its that alone notices
+WRONG = {"loss": ("(length - prompt_len))", "((length - prompt_len) * (advantage != 0)))", "test_a_row_without_an_advantage_counts_in_the_mean"),
+         "advantage": ("(learner == one) & live", "(learner == one) & live & (d != 0)", "test_a_row_at_its_group_s_mean_is_live"),
+         "reward": ("return 4 * p * (1 - p) if luck < 0.05", "return 0.8 if luck < 0.05 and correct < n", "test_medium_difficulty_is_paid_best"),
+         "ratings": ("(v + t - e) if z > TINY else 1.0", "(v + t - e) if z > TINY else 0.0", "test_who_is_greatly_surprised_is_surer_afterwards")}
+
+
+def test_solutions_pass_wrong_ones_fail_and_a_stub_is_one_line(tmp_path):
     """In one process, for speed; what nobody has begun prints its name alone."""
-    words = [sys.executable, "-m", "pytest", "course", "--grade", "exercises,solutions", "--tb=no", "-q", "-rA", "-p", "no:cacheprovider"]
+    shutil.copytree(COURSE / "exercises", wrong := tmp_path / "wrong")
+    for name, (right, slip, _) in WRONG.items():
+        solution = (COURSE / "solutions" / f"{name}.py").read_text()
+        assert right in solution
+        (wrong / f"{name}.py").write_text(solution.replace(right, slip))
+    words = [sys.executable, "-m", "pytest", "course", "--grade", f"exercises,solutions,{wrong}", "--tb=no", "-q", "-rA", "-p", "no:cacheprovider"]
     said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300).stdout
     ended = re.findall(r"^(PASSED|FAILED|ERROR) .*\[(exercises|solutions)", said, re.M)
     assert len(ended) > 80 and set(ended) == {("PASSED", "solutions")}, said[-2000:]
+    noticed = re.findall(rf"^FAILED course/tests/test_(\w+).py::(\w+)\[{wrong}", said, re.M)
+    assert set(noticed) == {(name, test) for name, (*_, test) in WRONG.items()}, said[-2000:]
     assert re.findall(r"^not begun: course/exercises/(\w+).py$", said, re.M) == EXERCISES
 
 
