@@ -1,6 +1,7 @@
 """What a run needs of the operating system: signals, a clock, and a description of the machine."""
 import dataclasses
 import datetime
+import hashlib
 import os
 import platform
 import signal
@@ -15,6 +16,9 @@ import torch
 from config import Config, resolve_config
 from infra.distributed import Ranks
 from verifier import PortableVerifier, Sandbox
+
+# Folders of which no run computes anything
+NOT_COMPUTING = ("course", "docs", "tests", "out")
 
 
 class Stopwatch:
@@ -83,6 +87,28 @@ def git_commit() -> str:
         return ""
 
 
+def source_hash() -> str:
+    """A hash of the sources that a run computes with: equal for two clones that compute the same, with git or
+    without, whatever somebody has written into an exercise, a page or a test."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for directory, folders, files in os.walk(root):
+        here = Path(directory)
+        kept = []
+        for folder in sorted(folders):
+            is_environment = (here / folder / "pyvenv.cfg").exists()
+            is_other = here == root and folder in NOT_COMPUTING
+            if not (folder.startswith(".") or is_environment or is_other):
+                kept.append(folder)
+        folders[:] = kept                             # os.walk goes into these alone, in this order
+        for name in sorted(files):
+            if name.endswith((".py", ".mm")):
+                path = here / name
+                text = path.read_bytes().replace(b"\r\n", b"\n")         # as git may write it on Windows
+                digest.update(f"{path.relative_to(root).as_posix()} {len(text)}\n".encode() + text)
+    return digest.hexdigest()[:12]
+
+
 def environment(cfg: Config, ranks: Ranks, sandbox: Sandbox | PortableVerifier) -> dict:
     """Where a run ran, and of each flag its default in this prompt format and its meaning."""
     device = f"CPU, {os.cpu_count()} cores"
@@ -96,6 +122,7 @@ def environment(cfg: Config, ranks: Ranks, sandbox: Sandbox | PortableVerifier) 
     return dict(
         started=now.isoformat(timespec="seconds"),
         commit=git_commit() or "unknown",
+        source=source_hash(),
         python=platform.python_version(),
         torch=torch.__version__,
         platform=platform.platform(),

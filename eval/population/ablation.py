@@ -8,7 +8,8 @@
 
 What `full` (the population as it is) spends in --steps with a seed, in generated tokens without those of
 probes, is the budget of every other arm with this seed, of all its runs together (`single`'s is that of one
-pair). A run stops after the step that brings it nearest. What the tables need of it is a line of
+pair). A run stops after the step that brings it nearest. Three seeds are a first look: intervals take five, a
+verdict takes eight, and the same command with more --seeds goes on. What the tables need of it is a line of
 OUT/runs.jsonl, beside OUT/config.json. Words after -- are flags of train.py for every arm.
 """
 import argparse
@@ -23,6 +24,7 @@ from config import Config, parse_args, resolve_config
 from eval import common
 from eval.population import measures, runs
 from eval.population.runs import FULL, SEED_STRIDE, Arm, runs_of
+from eval.stats import FEWEST_RUNS
 from infra.errors import UserError
 from operators import OPERATORS
 from run.checkpoint import RunDir
@@ -36,6 +38,8 @@ ARMS = {FULL: "", "no-evolution": "--evolve none", "uniform": "--matching unifor
         "niches-layerwise": "--niches --evolve layerwise", "static": "--tasks micro",
         "pbt": "--lr-spread 8 --lr-mutate 1.25", "litter": "--litter 4"}      # name -> flags of train.py
 ARMS |= {name: f"--evolve {name}" for name in ("mutation", "crossover", *OPERATORS)}
+# Of the tokens that --plan calls the most, what full took in its first 12 and in all 40 steps (docs/results)
+USUAL = (0.09, 0.16)
 PRIMARY = ("no-evolution", "uniform", "pair", "single-long", "single", "frozen-teachers")
 
 
@@ -52,9 +56,9 @@ def arms_of(pop: int, given: tuple | list = ()) -> dict[str, Arm]:
     return arms
 
 
-def words_of(args: argparse.Namespace, arm: Arm, run: str, seed: int) -> list[str]:
-    """The flags that train a run, or go on with it. It stops at its budget, long before its steps."""
-    flags = {"base": args.base, "seed": seed, "steps": args.pop * args.steps, "device": args.device,
+def words_of(args: argparse.Namespace, arm: Arm, run: str, seed: int, steps: int) -> list[str]:
+    """The flags that train a run of at most so many steps, or go on with it."""
+    flags = {"base": args.base, "seed": seed, "steps": steps, "device": args.device,
              "heldout": args.out / "heldout.jsonl", "n-heldout": args.limit, "keep": 1, "out": args.out,
              "name": run, "resume": "auto"}
     words = ["--probe-every", "5", *args.train, *arm.flags]
@@ -77,8 +81,45 @@ def train_run(args: argparse.Namespace, directory: Path, words: list[str], due: 
 
 def planned(args: argparse.Namespace) -> list[tuple[int, Arm, str, list[str]]]:
     """Seed, arm, name and flags of every run, seed by seed, full first."""
-    return [(seed, arm, run, words_of(args, arm, run, own)) for seed in args.seeds
-            for name, arm in args.wanted.items() for run, own in runs_of(name, arm, seed).items()]
+    found = []
+    for seed in args.seeds:
+        for name, arm in args.wanted.items():
+            # others stop at their budget, long before that: even one adapter is done by then
+            steps = args.steps if name == FULL else args.pop * args.steps
+            for run, own in runs_of(name, arm, seed).items():
+                found.append((seed, arm, run, words_of(args, arm, run, own, steps)))
+    return found
+
+
+def show_plan(args: argparse.Namespace, cfg: Config) -> None:
+    """Print the runs and what they cost. cfg: of full."""
+    each = planned(args)
+    for seed, arm, run, words in each:
+        ends = f"{args.steps} steps"
+        if run != f"{FULL}-s{seed}":
+            part = "" if arm.part == 1 else f" {arm.part:g} of"
+            ends = f"ends when it has spent{part} the tokens of {FULL}-s{seed}"
+        print(f"{run}, {ends}: {shlex.join(words)}")
+    budgets = sum(arm.part for _, arm, *_ in each)
+    answers = cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * (1 + cfg.samples_per_task)
+    most = budgets * cfg.steps * answers * cfg.max_new_tokens
+    print(f"\n{len(each)} runs, without probes: at most {most:,.0f} tokens, were every proposal valid and "
+          "every answer as long as --max-new-tokens")
+    if cfg.prompt_format == "micro":
+        low, high = [share * most for share in USUAL]
+        print(f"what runs of the bundled base usually take of it: {low:,.0f} to {high:,.0f}")
+
+
+def warn_of_seeds(seeds: list[int]) -> None:
+    """Say before anything is run what so few seeds cannot show."""
+    missing = []
+    if len(seeds) < FEWEST_RUNS:
+        missing.append(f"no intervals (from {FEWEST_RUNS} seeds on)")
+    if len(seeds) < measures.FEWEST:
+        missing.append(f"no verdicts (from {measures.FEWEST} seeds on)")
+    if missing:
+        print(f"note: {len(seeds)} seed(s): the table will have {' and '.join(missing)}. Seeds can be added: "
+              "the same command with more --seeds runs only what is missing", flush=True)
 
 
 def run_all(args: argparse.Namespace, plan: dict) -> None:
@@ -105,7 +146,8 @@ def parser() -> argparse.ArgumentParser:
     add("--base", default="", help="Hugging Face directory or hub id of the frozen base")
     add("--arms", default="", help=f"names, with commas; default: {','.join(PRIMARY)}, or all of --from")
     add("--arm", action="append", default=[], help='one of your own, "name: --flag value ..."; several times')
-    add("--seeds", default="0,1,2", help=f"whole numbers under {SEED_STRIDE}, separated by commas")
+    add("--seeds", default="0,1,2", help=f"whole numbers under {SEED_STRIDE}, separated by commas; an "
+        f"interval takes {FEWEST_RUNS}, a verdict {measures.FEWEST}")
     add("--steps", type=int, default=None, help="of full; default: the prompt format's")
     add("--pop", type=int, default=8, help="members of full, an even number from 4 on")
     add("--out", default="out/ablation", help="where runs and runs.jsonl go")
@@ -155,13 +197,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if not args.source:
         cfg = settled(args)
+        warn_of_seeds(args.seeds)
         if args.plan:
-            each = planned(args)
-            for _, _, run, words in each:
-                print(f"{run}: {shlex.join(words)}")
-            answers = cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * (1 + cfg.samples_per_task)
-            tokens = sum(arm.part for _, arm, *_ in each) * cfg.steps * answers * cfg.max_new_tokens
-            print(f"\n{len(each)} runs: at most {tokens:,.0f} tokens and those of probes")
+            show_plan(args, cfg)
             return 0
         plan = dict(base="/".join(Path(args.base).parts[-2:]), pop=args.pop, steps=args.steps,
                     types=args.types, asked=args.types, limit=args.limit, train=args.train)

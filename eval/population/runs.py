@@ -1,11 +1,12 @@
 """Runs of an ablation and what its tables need of each: a record, one line of runs.jsonl.
 
-A record has run, commit and base_hash; made (when and by which command the run was started); spent (tokens
-after each step); probes (tokens spent before, students' mean accuracy, worst type of the student that is best
-in it); births and pairings; and of the held-out tasks asked after the run: accuracy (split -> task type ->
-student), end (test, the students' mean of each type), validation (the best student's mean of the played
-types), deployed (what it solves of each type of test), best (its name); sampled, where the plan has samples:
-type -> student -> task of test -> how many of so many answers at temperature 1 are right.
+A record has run and commit; source (a hash of what the run computed with: run.platform.source_hash) and
+base_hash; made (when and by which command the run was started); spent (tokens after each step); probes
+(tokens spent before, students' mean accuracy, worst type of the student that is best in it); births and
+pairings; and of the held-out tasks asked after the run: accuracy (split -> task type -> student), end
+(test, the students' mean of each type), validation (the best student's mean of the played types), deployed
+(what it solves of each type of test), best (its name); sampled, where the plan has samples: type -> student
+-> task of test -> how many of so many answers at temperature 1 are right.
 """
 import contextlib
 import dataclasses
@@ -13,6 +14,7 @@ import json
 import math
 import shlex
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -212,7 +214,8 @@ def record_of(parts: list[tuple[Path, int]], accuracy: dict, types: list[str]) -
     pairings = {}
     for match in logged(path, step, "matches.jsonl"):
         pairings.setdefault(match["step"], {})[match["teacher"]] = match["student"]
-    return dict(commit=json.loads((path / "env.json").read_text())["commit"],
+    env = json.loads((path / "env.json").read_text())
+    return dict(commit=env["commit"], source=env.get("source"),
                 made=[made_by(path) for path, _ in parts], spent=done, probes=probes,
                 accuracy=accuracy, births=births_of(metrics, logged(path, step, "genealogy.jsonl")),
                 pairings=[pairings.get(row["step"], {}) for row in metrics],
@@ -245,17 +248,46 @@ def write_plan(out: Path, plan: dict, arms: dict[str, Arm]) -> None:
 
 
 def opened(directories: list[str]) -> Experiment:
-    """The runs in the --out of one or several ablations, as one. Raises UserError for a directory that is
-    none, and where commits, base or plan differ from those of the first, or a run is there twice."""
-    arms, every, first = {}, {}, {}
+    """The runs in the --out of one or several ablations, as one. Raises UserError that names every directory
+    which does not belong there: it is none, it computed something else than most, or has a run of another."""
+    packs, odd = [], []
     for path in [Path(name).expanduser() for name in directories]:
-        plan, here = RunDir(path, writes=False).config(), read(path)
-        demand("arms" in plan and here, f"{path} is no --out of an ablation with finished runs")
-        arms |= {arm: Arm(**given) for arm, given in plan.pop("arms").items()}
-        plan["commit"] = sorted({record["commit"] for record in here.values()})
-        plan["base"] = sorted({record["base_hash"] for record in here.values()})
-        first = first or plan
-        if changed := differing(first, plan, ()) + sorted(every.keys() & here.keys()):
-            raise UserError(f"{path}: not comparable with the others, or there twice: {', '.join(changed)}")
-        every |= here
-    return Experiment(first, arms, every)
+        try:
+            packs.append(opened_alone(path))
+        except UserError as error:
+            odd.append(str(error))
+    usual = Counter(json.dumps(pack.computed, sort_keys=True) for pack in packs).most_common(1)
+    arms, every, commits = {}, {}, set()
+    for pack in packs:
+        changed = differing(json.loads(usual[0][0]), pack.computed, ())
+        changed += [f"arm {name}" for name, arm in pack.arms.items() if arms.setdefault(name, arm) != arm]
+        changed += [f"{run} is there twice" for run in sorted(every.keys() & pack.records.keys())]
+        if changed:
+            odd.append(f"{pack.path}: {', '.join(changed)}")
+        every |= pack.records
+        commits |= {record["commit"] for record in pack.records.values()}
+    demand(not odd, "these cannot be in one table; leave them out, or make them anew:\n  " + "\n  ".join(odd))
+    plan = packs[0].computed | dict(commit=sorted(commits))
+    return Experiment(plan, arms, every)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pack:
+    """The --out of one ablation; computed: the plan, the base's hash and the sources' hash of its runs, in
+    which packs must agree."""
+    path: Path
+    computed: dict
+    arms: dict[str, Arm]
+    records: dict[str, dict]
+
+
+def opened_alone(path: Path) -> Pack:
+    """The Pack in a directory. Raises UserError where there is none."""
+    plan, records = RunDir(path, writes=False).config(), read(path)
+    demand("arms" in plan and records, f"{path} is no --out of an ablation with finished runs")
+    arms = {arm: Arm(**given) for arm, given in plan.pop("arms").items()}
+    # Older records have no hash of their sources. A commit says less: it is another one, or unknown, where
+    # only a page or an exercise has been written into, or where there is no git.
+    sources = {record.get("source") or f"commit {record['commit']}" for record in records.values()}
+    bases = {record["base_hash"] for record in records.values()}
+    return Pack(path, plan | dict(base=sorted(bases), source=sorted(sources)), arms, records)

@@ -149,7 +149,12 @@ def test_what_a_user_gets_wrong_in_arms_is_said(micro_base, tmp_path, capsys):
     plan = capsys.readouterr().out
     assert plan.count("--lr 1e-3 --pop 8") == 6 and plan.count("--single") == 2 * 5
     assert "16 runs" in plan and not (tmp_path / "arms").exists()
-    for words in re.findall(r"^full-s\d: (.*)$", plan, re.M):
+    assert "note: 2 seed(s): the table will have no intervals (from 5 seeds on) and no verdicts (from 8 seeds on)" in plan
+    assert "copy-s1, ends when it has spent the tokens of full-s1: " in plan and "single-s1001, ends when it has spent 0.25 of the tokens" in plan
+    of_full = re.findall(r"^full-s\d, 20 steps: (.*)$", plan, re.M)
+    assert len(of_full) == 2
+    for words in of_full:
+        assert train.parse_args(None, shlex.split(words)).steps == 20
         assert train.parse_args(None, shlex.split(words)).heldout == str(tmp_path / "arms" / "heldout.jsonl")
 
 

@@ -11,6 +11,7 @@ from eval.population import ablation, measures, runs
 from eval.population.measures import Births
 from eval.population.runs import FULL, Experiment
 from infra.errors import UserError
+from run import platform
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = list(range(10, 18))
@@ -194,15 +195,62 @@ def test_seeds_dealt_out_by_hand_are_one_table(tmp_path, capsys):
     assert ablation.main(["--from", whole]) == 0 and capsys.readouterr().out == table
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path):
-    first, other = written(experiment({FULL: 0.6}, [10]), tmp_path / "first"), experiment({FULL: 0.6}, [11])
-    cases = [([first, first], "or there twice: full-s10"), ([str(tmp_path / "nothing")], "config.json is damaged or missing")]
-    for name, change in (("commit", dict(commit="old")), ("base", dict(base_hash="x"))):
-        changed = Experiment(other.plan, other.arms, {run: x | change for run, x in other.records.items()})
-        cases.append(([first, written(changed, tmp_path / name)], f"not comparable with the others, or there twice: {name}"))
-    for given, match in cases:
-        with pytest.raises(UserError, match=match):
-            runs.opened(given)
+def pack(path: Path, seed: int, plan: dict | None = None, arms: dict | None = None, **changes) -> str:
+    """The --out of an ablation of one run of `full`, with changes of its record."""
+    some = experiment({FULL: 0.6}, [seed])
+    records = {run: record | changes for run, record in some.records.items()}
+    return written(Experiment(some.plan | (plan or {}), some.arms | (arms or {}), records), path)
+
+
+def test_packs_are_compared_by_what_was_computed(tmp_path):
+    """A clone with an edited exercise (-dirty), or without git, has computed the same; without hashes of the sources a commit has to do."""
+    same = [pack(tmp_path / f"{commit}-{seed}", seed, commit=commit, source="5e1f")
+            for seed, commit in enumerate(["abc", "abc-dirty", "unknown"], 10)]
+    found = runs.opened(same)
+    assert found.seeds == [10, 11, 12] and found.plan["commit"] == ["abc", "abc-dirty", "unknown"]
+    old = [pack(tmp_path / "old-1", 10), pack(tmp_path / "old-2", 11, commit="abc-dirty")]
+    with pytest.raises(UserError, match=r"old-2: source \(\['commit abc'\] -> \['commit abc-dirty'\]\)$"):
+        runs.opened(old)
+
+
+def test_all_that_do_not_belong_are_named_at_once(tmp_path):
+    """Beside what most have computed, also where the first one is not like most."""
+    other = dataclasses.replace(runs.Arm(("--pop", "8")), part=0.5)
+    odd = [pack(tmp_path / "other-source", 10, source="0ld"), str(tmp_path / "nothing"), pack(tmp_path / "base", 13, source="5e1f", base_hash="x"),
+           pack(tmp_path / "steps", 14, dict(types=["code_i"]), source="5e1f"), pack(tmp_path / "twice", 12, source="5e1f"),
+           pack(tmp_path / "arm", 15, arms={FULL: other}, source="5e1f")]
+    good = [pack(tmp_path / f"good-{seed}", seed, source="5e1f") for seed in (11, 12, 16, 17)]
+    with pytest.raises(UserError) as error:
+        runs.opened([odd[0], *good, *odd[1:]])
+    lines = str(error.value).splitlines()
+    assert lines[0].endswith("leave them out, or make them anew:")
+    for path, words in zip(odd, ("source (['5e1f'] -> ['0ld'])", "config.json is damaged or missing", "base (['hash'] -> ['x'])",
+                                 "types (['code_o'] -> ['code_i'])", "full-s12 is there twice", "arm full")):
+        assert sum(path in line and words in line for line in lines[1:]) == 1, str(error.value)
+    assert len(lines) == 1 + len(odd)
+
+
+def test_sources_that_compute_the_same_have_one_hash(tmp_path, monkeypatch):
+    """Whatever is written into course, pages and tests, whatever the ends of lines, with git or without."""
+    names = ["rewards.py", "tasks/code.py", "tasks/theories/miu.mm", "course/play.py", "docs/map.md", "tests/test_slips.py", ".venv/lib/x.py",
+             "env/pyvenv.cfg", "env/lib/x.py", "out/x/note.py", "run/platform.py"]
+
+    def hashed(changed: str = "", end: str = "\n") -> str:
+        root = tmp_path / f"{changed.replace('/', '-')}{len(end)}"
+        for name in names:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(f"one{end}two{' ' * (name == changed)}{end}".encode())
+        monkeypatch.setattr(platform, "__file__", str(root / "run" / "platform.py"))
+        return platform.source_hash()
+
+    plain = hashed()
+    assert hashed(end="\r\n") == plain
+    different = [name for name in names if hashed(name) != plain]
+    assert different == ["rewards.py", "tasks/code.py", "tasks/theories/miu.mm", "run/platform.py"]
+
+
+def test_a_contrast_has_two_arms(tmp_path):
+    first = pack(tmp_path / "first", 10)
     with pytest.raises(UserError, match="--contrast full: give two arms with a comma between, as in spread,one"):
         ablation.main(["--from", first, "--contrast", "full"])
     with pytest.raises(UserError, match="give --base, or --from DIR"):
