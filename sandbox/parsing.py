@@ -10,6 +10,7 @@ from infra.errors import Refused, refuse_unless
 MAX_CHARS = 8000
 MAX_BRACKETS = 24       # open brackets at once, strings and comments not counted, but f-strings
 MAX_DEPTH = 100         # levels of the tree; a chain of 60 elif is still below it
+NUMBERS = (int, float, complex)
 # a string that is not closed ends with its line, so that each character is looked at once; [1]: the f of f""
 STRING_OR_COMMENT = re.compile(r"#[^\n]*|([fFtT][rR]?|[rR][fFtT])?(?:'''.*?'''|\"\"\".*?\"\"\"|"
                                r"'(?:\\.|[^'\\\n])*'?|\"(?:\\.|[^\"\\\n])*\"?)", re.S)
@@ -62,3 +63,39 @@ def without_text(match: re.Match) -> str:
         return " "
     n_open = len(re.findall(r"[(\[{]", match[0])) if match[1] else 0
     return "0" + "(" * n_open + ")" * n_open
+
+
+def literal(node: ast.expr | None) -> object:
+    """The value of a literal, as Python reads one. Raises ValueError where it is none."""
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.List(items):
+            return [literal(item) for item in items]
+        case ast.Tuple(items):
+            return tuple([literal(item) for item in items])
+        case ast.Set(items):
+            return {literal(item) for item in items}
+        case ast.Call(ast.Name("set"), [], []):
+            return set()
+        case ast.Dict(keys, values):
+            return {literal(key): literal(value) for key, value in zip(keys, values)}
+        case ast.UnaryOp(ast.USub() | ast.UAdd() as sign, ast.Constant(number)) if type(number) in NUMBERS:
+            return -number if isinstance(sign, ast.USub) else number
+        case ast.BinOp(left, ast.Add() | ast.Sub() as sign, ast.Constant(complex() as imaginary)):
+            real = literal(left)
+            if type(real) in (int, float):
+                return real - imaginary if isinstance(sign, ast.Sub) else real + imaginary
+    raise ValueError("not a literal")
+
+
+def arguments(text: str) -> list:
+    """Values of the literals between the brackets of a call. Raises Refused where they are none, or parsing
+    does."""
+    match parse(f"f({text} \n)").body:
+        case [ast.Expr(ast.Call(ast.Name("f"), given, []))]:
+            try:
+                return [literal(node) for node in given]
+            except (ValueError, TypeError):         # TypeError: a list has no hash
+                raise Refused("not_literal") from None
+    raise Refused("not_literal: more than the arguments of a call")
