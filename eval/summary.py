@@ -52,10 +52,14 @@ def with_means(share: dict[str, dict]) -> dict[str, dict]:
 def summarise(rows: list[dict], max_new: int) -> list[dict]:
     """One dict per benchmark and member, and for the members' means: what `table` shows. Share of right
     answers with Wilson interval, difference to the base with paired bootstrap interval, mean tokens of an
-    answer, share cut off at max_new tokens."""
-    out, tokens = [], {}
+    answer, share cut off at max_new tokens. Where verdicts tell it, also the share of malformed answers: what
+    rises early in a run is often the form alone."""
+    out, tokens, malformed = [], {}, {}
     for row in rows:
-        tokens.setdefault((row["bench"], row["member"]), []).append(row["tokens"])
+        place = row["bench"], row["member"]
+        tokens.setdefault(place, []).append(row["tokens"])
+        if "verdict" in row:
+            malformed.setdefault(place, []).append(row["verdict"] == "malformed")
     for bench, share in shares(rows).items():
         members = groups([name for name in share if name != BASE])
         for name, items in with_means(share).items():
@@ -65,8 +69,12 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
             if name != BASE and BASE in share:
                 gain = right - np.array([share[BASE][i] for i in items])
                 line |= dict(minus_base=float(gain.mean()), minus_base_interval=bootstrap(gain).tolist())
-            spent = np.concatenate([tokens[bench, member] for member in members.get(name, [name])])
-            out.append(line | dict(tokens=float(spent.mean()), cut=float((spent >= max_new).mean())))
+            places = [(bench, member) for member in members.get(name, [name])]
+            spent = np.concatenate([tokens[place] for place in places])
+            line |= dict(tokens=float(spent.mean()), cut=float((spent >= max_new).mean()))
+            if places[0] in malformed:
+                line |= dict(malformed=float(np.concatenate([malformed[place] for place in places]).mean()))
+            out.append(line)
     return out
 
 

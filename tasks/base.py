@@ -198,7 +198,10 @@ class TaskType:
 
     def solve(self, prompt_format: str, task: Task, limits: Limits) -> Prompt:
         """Prompt for a student."""
-        return template(self.name, prompt_format, "solve").filled(**self.fields(prompt_format, task, limits))
+        asked = template(self.name, prompt_format, "solve")
+        solution = FORMATS[prompt_format].solution
+        solved = TEMPLATES[self.name].solved if solution else ()
+        return asked.behind(solved, solution, self.fields(prompt_format, task, limits))
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
         """What a prompt format's template may say of a task, by name."""

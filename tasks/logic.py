@@ -119,12 +119,11 @@ class Logic(TaskType):
         return [argument.arg for argument in function.args.args]
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
-        """The clauses, one a line, and the form of the answer: every variable by name."""
+        """The clauses, one a line."""
         lines = "\n".join(clauses_of(task.program))
         if limits.compact:
             lines = re.sub(" ([=!]=) ", r"\1", lines)
-        form = "\n".join([f"{name} = VALUE" for name in self.variables(task)])
-        return super().fields(prompt_format, task, limits) | {"form": form, "constraints": lines}
+        return super().fields(prompt_format, task, limits) | {"constraints": lines}
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:
         """Truth values by name ("a = True, b: f") or in order ("1,0") as "True, False"."""

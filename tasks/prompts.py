@@ -4,11 +4,13 @@ A task type is one row of TEMPLATES. A prompt format is one row of FORMATS: what
 how the answer opens, and the splitter that turns text into (tag, body) blocks. `micro` is the compact
 protocol of the bundled base (micro/data.py writes the same), `chat` uses the tokenizer's own chat template,
 `direct` is chat whose students answer at once (small models lose themselves in their reasoning), `base` puts
-chat's words into the R1 think/answer envelope for models without chat training.
+chat's words into the R1 think/answer envelope for models without chat training. Where a student is to think
+first (chat, base), solved tasks stand before its own: small models repeat a form that they have seen, and
+copy or pass over one that is described.
 """
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 
 from infra.errors import UserError
@@ -26,6 +28,15 @@ OUTPUT = fenced("output", "{output}")
 
 
 @dataclass(frozen=True)
+class Solved:
+    """A task with its solution, as a student is to write it. The thoughts are short: an answer is as long as
+    those that it has seen, and what exceeds --max-new-tokens is cut off."""
+    fields: dict[str, str]                  # what the template says of the task, by name
+    thoughts: str
+    answer: str                             # a block
+
+
+@dataclass(frozen=True)
 class Template:
     """What is said of one task type; what is left "" is not served. {names} are those that `TaskType.propose`
     and `TaskType.fields` fill in. FINAL or AT_ONCE follows `solve`."""
@@ -34,13 +45,8 @@ class Template:
     example: str = INPUT + PROGRAM          # how a task is shown to it
     solve: str = ""                         # what a student is asked in chat, direct and base
     give: str = "the answer"                # what to give
-    form: str = "ANSWER"                    # what the block with it looks like
+    solved: tuple[Solved, ...] = ()         # what a student that thinks is shown before its own task
     micro: tuple[str, str] = ("", "")       # what teacher and student are asked in the compact protocol
-
-    @property
-    def alone(self) -> str:
-        """What to give, where nothing is said of the form."""
-        return self.give.rstrip(",")
 
 
 WRITE_TASK = """Here are examples of an input and a short Python function that takes it:
@@ -59,29 +65,65 @@ from the stack what its variables stand for, in the order of the database, and t
 and puts there what it says of them. At the end the theorem alone is left.
 
 """ + fenced("metamath", "{theory}")
+# Tasks of code that are shown solved.
+LONG_WORDS = """def f(words, n):
+    kept = []
+    for word in words:
+        if len(word) > n:
+            kept.append(word.upper())
+    return kept[::-1]"""
+VOWELS = """def f(text):
+    count = 0
+    for c in text:
+        if c in 'aeiou':
+            count += 1
+    return {'vowels': count}"""
+DOUBLED = """def f(numbers):
+    return sorted(2 * n for n in numbers)"""
 TEMPLATES = {
     "code_o": Template(
         micro=("propose out {type}\n", "out\n{program}\nf({input})\n"), opening=EXAMPLE,
         propose=WRITE_TASK.replace("{seen}", "both and must find the output"),
         solve=f"What does this Python function return for this input?\n\n{PROGRAM}{INPUT}",
-        give="the returned value as a Python literal", form="VALUE"),
+        give="the returned value as a Python literal",
+        solved=(
+            Solved(dict(program=VOWELS, input="'code'"),
+                   "count = 0\n'c' no, 'o' yes: count = 1, 'd' no, 'e' yes: count = 2",
+                   fenced("output", "{'vowels': 2}")),
+            Solved(dict(program=LONG_WORDS, input="['pear', 'fig', 'apple'], 3"),
+                   "n = 3, kept = []\n'pear': 4 > 3, kept = ['PEAR']\n'fig': 3 > 3 is false\n"
+                   "'apple': 5 > 3, kept = ['PEAR', 'APPLE']\nkept[::-1] = ['APPLE', 'PEAR']",
+                   fenced("output", "['APPLE', 'PEAR']")))),
     "code_i": Template(
         micro=("propose inp {type}\n", "inp\n{program}\n{output}\n"), opening=EXAMPLE,
         propose=WRITE_TASK.replace("{seen}", "the function and its output and must find the input"),
         solve=f"Find an input for which this Python function returns this output.\n\n{PROGRAM}{OUTPUT}",
-        give="the arguments, as they would stand between the brackets of a call,", form="ARGUMENTS"),
+        give="the arguments, as they would stand between the brackets of a call",
+        solved=(
+            Solved(dict(program=VOWELS, output="{'vowels': 2}"),
+                   "count = 2: the text has two vowels, such as 'code'",
+                   fenced("input", "'code'")),
+            Solved(dict(program=LONG_WORDS, output="['APPLE', 'PEAR']"),
+                   "kept[::-1] = ['APPLE', 'PEAR'], kept = ['PEAR', 'APPLE']\n"
+                   "words longer than n: 'pear', 'apple'\nn = 3",
+                   fenced("input", "['pear', 'apple'], 3")))),
     "code_f": Template(
         micro=("args\n{program}\n", "fun\n{pairs}"), opening="```python\nf({input})\nf(",
         propose=f"Here is a Python function:\n\n{PROGRAM}" + """\
 Write {n_inputs} calls of `f` with different literal arguments, one per line, that together show everything \
 that the function does: usual and unusual cases. Then write a message: one sentence that hints at what the \
 function does, without giving its code. Another programmer will see some of the calls, their results and \
-the message, and must write the function. Answer with a block of calls and a block with the message, like \
-this:
-
-""" + fenced("python", "f({input})") + fenced("message", "A SENTENCE"),
+the message, and must write the function. Answer with a block of calls, named `python`, and a block with \
+the message, named `message`.
+""",
         solve="Find the Python function `f` that gives these outputs for these inputs.\n\n{pairs}\n{hint}",
-        give="the whole function", form="def f(...):\n    ..."),
+        give="the whole function",
+        solved=(
+            Solved(dict(pairs=INPUT.format(input="[3, 1]") + OUTPUT.format(output="[2, 6]")
+                        + INPUT.format(input="[5, 4, 5]") + OUTPUT.format(output="[8, 10, 10]"), hint=""),
+                   "[3, 1] has become [2, 6]: 1 * 2 = 2, 3 * 2 = 6, and they are sorted\n"
+                   "[5, 4, 5] has become [8, 10, 10]: 4 * 2 = 8, 5 * 2 = 10, sorted, too",
+                   fenced("python", DOUBLED)),)),
     "math": Template(
         micro=("propose math\n", "math\n{question}\n"), opening="```question\n",
         example=fenced("question", "{question}") + PROGRAM,
@@ -93,7 +135,11 @@ arguments that computes this number from those in the problem. Another programme
 alone and must find the number by thinking, so let it say everything that is needed, take several steps, \
 and not give the answer away. Write two blocks like those above and nothing else.
 """,
-        solve="{question}\n\n", give="the number", form="NUMBER"),
+        solve="{question}\n\n", give="the number",
+        solved=(
+            Solved(dict(question="Ann buys 3 boxes of 6 pens. She gives 4 pens away. How many has she left?"),
+                   "3 * 6 = 18\n18 - 4 = 14",
+                   fenced("answer", "14")),)),
     "logic": Template(
         micro=("propose logic\n", "logic\n{constraints}\n"), opening="```constraints\n",
         example=fenced("constraints", "{constraints}"),
@@ -108,7 +154,11 @@ and nothing else.
 """,
         solve="These lines are all true. Each variable is True or False, and exactly one assignment fits.\n\n"
               + fenced("constraints", "{constraints}"),
-        give="each variable as `name = True` or `name = False`, one a line,", form="{form}"),
+        give="each variable as `name = True` or `name = False`, one a line",
+        solved=(
+            Solved(dict(constraints="a or b\nnot a\nb == c"),
+                   "not a: a = False\na or b: b = True\nb == c: c = True",
+                   fenced("answer", "a = False\nb = True\nc = True")),)),
     "proof": Template(
         opening="```metamath\n",
         propose=METAMATH + """Here are examples of theorems with their proofs:
@@ -123,16 +173,16 @@ must find a proof. Write one block like those above and nothing else.
         solve=METAMATH + "Here is a theorem with its proof, which stands between `$=` and `$.`:\n\n"
               + fenced("metamath", "{example}") + "Prove this theorem:\n\n"
               + fenced("metamath", "{statement}"),
-        give="the proof, its labels alone,", form="LABELS", example="")}
-FINAL = ("{t.solve}Think step by step, then give {t.give} in a final block:\n\n"
-         + fenced("{{tag}}", "{t.form}"))
-AT_ONCE = "{t.solve}Give {t.alone}.\n"      # no form: a student whose block is open would copy it
+        give="the proof, its labels alone", example="")}
+# No form of the block: whatever stands in its place, such as VALUE, is copied.
+FINAL = "{t.solve}Think in a few short lines. Then write a block named `{{tag}}` with {t.give}.\n"
+AT_ONCE = "{t.solve}Give {t.give}.\n"
 ENVELOPE = """A conversation between User and Assistant. The user asks a question, and the Assistant solves \
 it. The assistant first thinks about the reasoning process in the mind and then provides the user with the \
 answer. The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, \
 respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.
-User: {}
-Assistant: """
+"""
+TURN = "User: {}\nAssistant: {}"
 THINK, THOUGHT = "<think>", "</think>"      # tags around a model's thinking
 # What the next task is about, and how its input begins: without either, a small model repeats the examples.
 TOPICS = (("a list of numbers", "["), ("a list of words", "['"), ("a sentence", "'"),
@@ -151,14 +201,24 @@ LOGIC_TOPICS = tuple((topic, "") for topic in (
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the model is asked; `prefix` is the opening of its own answer, `system` a chat's first message."""
+    """What the model is asked; `prefix` is the opening of its own answer, `system` a chat's first message,
+    `turns` what was asked and answered before."""
     user: str
     prefix: str = ""
     system: str = ""
+    turns: tuple[tuple[str, str], ...] = ()
 
     def filled(self, **fields: object) -> "Prompt":
         """With these in place of its {names}."""
         return Prompt(self.user.format(**fields), self.prefix.format(**fields))
+
+    def behind(self, solved: tuple[Solved, ...], solution: str, fields: dict) -> "Prompt":
+        """Filled in, behind solved tasks, of which each is put in the same words; solution: how they end."""
+        turns = []
+        for shown in solved:
+            asked = self.filled(**fields | shown.fields).user
+            turns.append((asked, solution.format(thoughts=shown.thoughts, answer=shown.answer.strip())))
+        return replace(self.filled(**fields), turns=tuple(turns))
 
 
 # Blocks named for a part of a task: where another part was asked for, they are no answer.
@@ -239,16 +299,19 @@ class PromptFormat:
     tidy: bool = True                       # store programs without comments, docstrings and annotations
     closing: str = ""                       # text that ends an answer where the model may have no end token
     thinking: bool = True                   # enable_thinking of a chat template that has the switch (Qwen3's)
+    solution: str = ""                      # how tasks are shown solved; "" = none are
 
 
 FORMATS = {
     "micro": PromptFormat(Prompt("{t.micro[0]}"), Prompt("{t.micro[1]}"), micro_blocks,
                           "f({input})={output}\n", strict=True, tidy=False),
-    "chat": PromptFormat(Prompt("{t.propose}", "{t.opening}"), Prompt(FINAL), fenced_blocks),
+    "chat": PromptFormat(Prompt("{t.propose}", "{t.opening}"), Prompt(FINAL), fenced_blocks,
+                         solution="{thoughts}\n\n{answer}"),
     "direct": PromptFormat(Prompt("{t.propose}", "{t.opening}"), Prompt(AT_ONCE, "```{{tag}}\n"),
                            fenced_blocks, thinking=False),
     "base": PromptFormat(Prompt("{t.propose}", "<think>"), Prompt(FINAL, "<think>"), envelope_blocks,
-                         closing="</answer>")}
+                         closing="</answer>",
+                         solution="<think> {thoughts} </think> <answer>\n{answer}\n</answer>")}
 
 
 class Answer:
@@ -369,9 +432,13 @@ def render(prompt: Prompt, prompt_format: str, tokenizer: object, day: str = "")
     text = prompt.user
     opening = prompt.prefix
     if prompt_format in ("chat", "direct"):
-        messages = [dict(role="user", content=prompt.user)]
+        messages = []
         if prompt.system:
-            messages.insert(0, dict(role="system", content=prompt.system))
+            messages.append(dict(role="system", content=prompt.system))
+        for asked, answered in prompt.turns:
+            messages.append(dict(role="user", content=asked))
+            messages.append(dict(role="assistant", content=answered))
+        messages.append(dict(role="user", content=prompt.user))
         text = chat_text(messages, prompt_format, tokenizer, day=day)
         without_turn = chat_text(messages, prompt_format, tokenizer, begins=False, day=day)
         thought = open_thought(text.removeprefix(without_turn))
@@ -381,7 +448,10 @@ def render(prompt: Prompt, prompt_format: str, tokenizer: object, day: str = "")
         elif thought:
             opening = thought
     elif prompt_format == "base":
-        text = ENVELOPE.format(text)
+        text = ENVELOPE
+        for asked, answered in prompt.turns:
+            text += TURN.format(asked, answered) + "\n"
+        text += TURN.format(prompt.user, "")
     # A chat template has written the special tokens already; a second begin token would be one too many.
     special = prompt_format == "base"
     ids = tokenizer(text + prompt.prefix, add_special_tokens=special).input_ids

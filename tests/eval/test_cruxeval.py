@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from eval import summary
 from eval.code.__main__ import main
 from infra.errors import UserError
 from run.checkpoint import held_out
@@ -87,6 +88,19 @@ def test_a_population_is_asked_as_in_training(base, micro_base, population, sand
         main([*command[:6], "--bench", "cruxeval-o,mbpp+"])
     with pytest.raises(UserError, match="--prompt plain"):
         main([*command, "test", "--prompt", "plain"])
+
+
+def test_malformed_answers_are_told_apart_from_wrong_ones():
+    """Where verdicts tell it: what rises early in a run is often the form alone."""
+    rows = []
+    for member, verdicts in dict(base=["malformed", "malformed"], S0=["correct", "malformed"], S1=["wrong", "correct"]).items():
+        for number, verdict in enumerate(verdicts):
+            rows.append(dict(bench="cruxeval-o", id=str(number), member=member, sample=0, tokens=9, correct=verdict == "correct",
+                             verdict=verdict))
+    told = {line["member"]: (line["accuracy"], line["malformed"]) for line in summary.summarise(rows, 99)}
+    assert told == {"base": (0, 1), "S0": (.5, .5), "S1": (.5, 0), "mean": (.5, .25)}
+    without = [{name: value for name, value in row.items() if name != "verdict"} for row in rows]
+    assert "malformed" not in summary.summarise(without, 99)[0]
 
 
 def test_a_run_holds_out_the_validation_split(setup, tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ def test_a_puzzle_becomes_a_task(sandbox):
     assert task.program.startswith("def f(ann, bob, cid):") and LOGIC.variables(task) == ["ann", "bob", "cid"]
     assert task.outputs == ('{"t":[false,true,false]}',)
     prompt = LOGIC.solve("chat", task, CHAT).user
-    assert "not ann or cid\nann != bob" in prompt and "cid = VALUE" in prompt
+    assert "not ann or cid\nann != bob" in prompt and "each variable as `name = True`" in prompt
     assert "not ann or cid\n" in LOGIC.propose("chat", [task], random.Random(0), CHAT).user
     numbered = PUZZLE.replace("ann or bob", "1. ann or bob").replace("not cid\n", "- not cid\n")
     assert outcome(sandbox, "logic", numbered).outputs == task.outputs
@@ -203,7 +203,10 @@ def test_the_pages_task_type_is_played(sortwords, sandbox):
     assert decode(task.outputs[0]) == gold and refused == ["syntax"] * 2
     assert task.key != other.key == again.key, "the same words again are a duplicate, other words are not"
     asked = f"Sort these words: {given}\n\n"
-    assert kind.solve("base", task, CHAT).user.startswith(f"{asked}Think step by step, then give them, one a line, in a final block:")
+    thinks = kind.solve("base", task, CHAT)
+    assert thinks.user == f"{asked}Think in a few short lines. Then write a block named `answer` with them, one a line.\n"
+    assert thinks.turns == (("Sort these words: fig pear date\n\n" + thinks.user.removeprefix(asked),
+                             "<think> d, f, p </think> <answer>\n```answer\ndate\nfig\npear\n```\n</answer>"),)
     assert kind.solve("direct", task, CHAT) == prompts.Prompt(f"{asked}Give them, one a line.\n", "```answer\n")
     proposal = kind.propose("base", [task], random.Random(0), CHAT).user
     assert any(f"about {topic}" in proposal for topic, _ in kind.topics)

@@ -5,8 +5,10 @@ import itertools
 import pytest
 
 from infra.errors import UserError
-from tasks import TASK_TYPES
-from tasks.prompts import FORMATS, Prompt, chat_text, render, template
+from tasks import TASK_TYPES, verify_answers
+from tasks.fences import read_blocks
+from tasks.prompts import FORMATS, TEMPLATES, Answer, Prompt, chat_text, reasoning, render, template
+from tasks.validation import Limits
 
 # How Qwen3's own template has it: thinking is switched off by an empty thought that the template writes.
 SWITCH = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<assistant>"
@@ -50,3 +52,46 @@ def test_every_type_has_words_or_is_refused(prompt_format):
                 template(name, prompt_format, phase)
         else:
             assert template(name, prompt_format, phase).user
+
+
+def task_of(kind, shown, sandbox):
+    """The task that is shown solved, with its gold from a run; hidden pairs of code_f are of its program."""
+    (_, answer), = read_blocks(shown.answer)
+    row = {"code_o": dict(shown.fields), "code_i": dict(shown.fields, input=answer),
+           "code_f": dict(program=answer, inputs=["[3, 1]", "[5, 4, 5]", "[]", "[7]"]),
+           "math": dict(shown.fields, program="def solution():\n    return 3 * 6 - 4"),
+           "logic": dict(constraints=shown.fields.get("constraints", "").split("\n"))}[kind.name]
+    proposal = kind.from_row(row)
+    verdict, = sandbox.run([kind.job(proposal)])
+    return kind.accept(proposal, verdict, dataclasses.replace(Limits(), n_shown=2), "")
+
+
+@pytest.mark.parametrize("prompt_format", ["chat", "base"])
+@pytest.mark.parametrize("name", sorted(set(TASK_TYPES) - {"proof"}))
+def test_what_is_shown_solved_is_true_and_right(sandbox, name, prompt_format):
+    """Of a task that a student could get, put in the same words, and correct by the verifier."""
+    kind, limits = TASK_TYPES[name], dataclasses.replace(Limits(), n_shown=2)
+    assert TEMPLATES[name].solved
+    for number, shown in enumerate(TEMPLATES[name].solved):
+        task = task_of(kind, shown, sandbox)
+        prompt = kind.solve(prompt_format, task, limits)
+        asked, written = prompt.turns[number]
+        assert asked == prompt.user, "every {name} of the template is filled in as for the task itself"
+        assert written.count(shown.thoughts) == 1 and reasoning(written, prompt_format) == shown.thoughts
+        assert verify_answers([task], [[written]], prompt_format, limits, sandbox.run) == [["correct"]]
+
+
+def test_turns_stand_before_the_question(base, monkeypatch):
+    prompt = Prompt("And now?", turns=(("Why?", "So."),))
+    monkeypatch.setattr(base.tokenizer, "chat_template", WITHOUT)
+    chat, envelope = (base.tokenizer.decode(render(prompt, name, base.tokenizer).ids) for name in ("chat", "base"))
+    assert chat == "<user>Why?<|im_end|><assistant>So.<|im_end|><user>And now?<|im_end|><assistant>"
+    assert envelope.endswith("\nUser: Why?\nAssistant: So.\nUser: And now?\nAssistant: ")
+
+
+@pytest.mark.parametrize("name, prompt_format", list(itertools.product(TASK_TYPES, ["chat", "direct", "base"])))
+def test_no_question_holds_a_block_that_could_be_copied_as_its_answer(name, prompt_format):
+    """A placeholder such as VALUE was copied, by a model of 0.5B, instead of an answer."""
+    asked = template(name, prompt_format, "solve")
+    tag = TASK_TYPES[name].tags[0]
+    assert "```{tag}" not in asked.user and not Answer(asked.user, "chat").bodies(tag)

@@ -11,7 +11,7 @@ from eval.code.problems import Problem
 from eval.grader import final
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import Proposal
-from tasks.prompts import ENVELOPE, Prompt, concluded, decode_answers, reasoning, render
+from tasks.prompts import ENVELOPE, TURN, Prompt, concluded, decode_answers, reasoning, render
 from tasks.validation import Limits
 from weights import load_base
 
@@ -58,7 +58,7 @@ def test_a_prefix_follows_its_prompt_without_another_space(tokenizer, prompt_for
     shown, before = (tokenizer.decode(found.ids, clean_up_tokenization_spaces=False) for found in (asked, bare))
     assert shown == before + prefix and asked.opening == prefix and bare.opening == ""
     if prompt_format == "base":
-        assert asked.ids == tokenizer(ENVELOPE.format("Why?") + prefix).input_ids
+        assert asked.ids == tokenizer(ENVELOPE + TURN.format("Why?", prefix)).input_ids
 
 
 # ---------------------------------------------------------------- templates that open the thinking
