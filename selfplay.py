@@ -10,7 +10,7 @@ import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -52,6 +52,7 @@ class Setup:
     sandbox: Sandbox | PortableVerifier | None      # process 0 only
     limits: Limits                  # what a program and its values may be like
     task_types: tuple[str, ...]
+    watch: Callable[[Rollout, list[int]], None] | None = None       # sees every rollout grow (generate.py)
 
 
 @dataclass
@@ -186,7 +187,7 @@ def ask(
     closing = FORMATS[base.prompt_format].closing
     sampling = SamplingParams(n, temperature, cfg.max_new_tokens, cfg.rollout_batch, closing, desc)
     ids = [rendered.ids for rendered in asked]
-    rollout = generate(base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks)
+    rollout = generate(base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks, s.watch)
     texts = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
     for row, text in enumerate(texts):
         texts[row] = asked[row // n].opening + text

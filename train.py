@@ -43,6 +43,7 @@ from measure.monitors import EXIT_HALTED, Halted, Monitors
 from measure.probes import probe
 from rl import Adam
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, task_rows
+from run.duration import Forecast
 from run.platform import Interrupted, Signals, Stopwatch, environment
 from run.startup import flags_of_run, hash_base, keep_date, open_run, populate, prepare, show_plan
 from run.terminal import first_of_each, format_task, print_safely
@@ -147,6 +148,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
     bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}      # "" = none
     where = dict(ranks=setup.ranks, desc=bars["update"])
     monitors = Monitors(run.rows("metrics.jsonl") if run.writes else ())
+    forecast = Forecast(setup)
     while state.step < cfg.steps:
         step, clock = state.step, Stopwatch()
 
@@ -197,7 +199,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
             row |= dict(births=[birth["child"] for birth in births if birth["child"]],
                         tokens_generated=state.totals["generated"], seconds=clock.seconds)
             tell(run, dict(metrics=[row], tasks=task_rows(proposed, step), matches=matches, genealogy=births),
-                 notes, cfg.show)
+                 notes + forecast.look(state, row), cfg.show)
             last = state.step == cfg.steps or bool(enough and enough(row))
             if last or state.step % cfg.save_every == 0:
                 save(run, state, setup, adam, base_hash)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import selfplay
 from config import Config
 from evolve import ROLES, Member, members_of
+from run.duration import probe_due
 from selfplay import BASE, PROBE, Attempts, ProposalRecord, Setup, attempt, make_rng, mean, solve_rate
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import reasoning
@@ -134,8 +135,7 @@ def probe_current(s: Setup, valid: list[ProposalRecord], step: int) -> tuple[dic
 def probe(s: Setup, members: list[Member], heldout: list[Task], unseen: list[Task],
           proposed: list[ProposalRecord], step: int) -> dict:
     """All absolute measures of a step as keys of metrics.jsonl; {} where no probe is due."""
-    every, is_last = s.cfg.probe_every, step == s.cfg.steps - 1
-    if not every or (step % every and not is_last):
+    if not probe_due(s.cfg, step):
         return {}
     asked = sample_members(s.cfg, members, step, selfplay.N_PROBED)
     players = s.adapters.here                   # they come back to the device when the probe is over
