@@ -87,6 +87,11 @@ def given_tasks(args: argparse.Namespace, setup: Setup, dealer: Member) -> list[
         proposals = [dealt.proposal for dealt in selfplay.deal(fresh, [dealer], args.seed)]
     else:
         proposals = seeds(setup.cfg, setup.task_types)
+    return records_of(setup, proposals, dealer, what)
+
+
+def records_of(setup: Setup, proposals: list[Proposal], dealer: Member, what: str) -> list[ProposalRecord]:
+    """Proposals that somebody gave, ready to be attempted. Raises UserError naming the first invalid one."""
     records = []
     for number, task in enumerate(selfplay.make_tasks(setup, proposals, what)):
         task = dataclasses.replace(task, id=number)

@@ -200,7 +200,9 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
                         tokens_generated=state.totals["generated"], seconds=clock.seconds)
             tell(run, dict(metrics=[row], tasks=task_rows(proposed, step), matches=matches, genealogy=births),
                  notes + forecast.look(state, row), cfg.show)
-            last = state.step == cfg.steps or bool(enough and enough(row))
+            # it is asked after the last step, too: callers also use it to look at every row
+            is_enough = enough is not None and enough(row)
+            last = is_enough or state.step == cfg.steps
             if last or state.step % cfg.save_every == 0:
                 save(run, state, setup, adam, base_hash)
             if last:
@@ -249,7 +251,11 @@ def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
 
 
 def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
-    """A whole run, until cfg.steps or enough(row). Raises UserError, or Interrupted after saving."""
+    """A whole run. Raises UserError, or Interrupted after saving.
+
+    enough(row) is called after every step, the last one included, with its line of metrics.jsonl; the run
+    ends after the step in which it returns something true, else after cfg.steps.
+    """
     ranks = Ranks.join(cfg.device)
     with contextlib.ExitStack() as stack:
         cfg, base = ranks.together(lambda: prepare(cfg, ranks))

@@ -10,11 +10,13 @@ import sys
 from itertools import count
 
 import selfplay
-from evolve import members_of, plays
+from evolve import Member, members_of, plays
 from infra.errors import UserError
+from run.checkpoint import State, task_rows
 from run.startup import opened
-from run.terminal import block, print_safely
-from selfplay import BASE, solve_rate
+from run.terminal import block, format_task, print_safely
+from sample import records_of
+from selfplay import ProposalRecord, Setup
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import Reject
 from trueskill_lite import RATINGS
@@ -22,67 +24,75 @@ from trueskill_lite import RATINGS
 N_ATTEMPTS = 4                      # of a student at a task
 
 
-def teachers_task(s, state, step):
+def teachers_task(s: Setup, state: State, step: int) -> tuple[ProposalRecord, float] | None:
     """A task that a teacher writes now, and your score on it; None if you end the game or none is valid."""
     teachers = members_of(state.members, "teacher")
     for teacher in teachers[step % len(teachers):] + teachers:
         s.adapters.page_in([teacher.slot])
         _, proposed = selfplay.propose(s, state.archive, [(teacher, teacher)], step)
         selfplay.verify(s, state.archive, proposed, step)
-        for task in (p.task for p in proposed if p.task and p.kind != "code_f"):    # an answer is one line
-            prompt = TASK_TYPES[task.kind].solve("micro", task, s.limits)
+        for p in proposed:
+            if not p.task or p.kind == "code_f":            # an answer to that is more than one line
+                continue
+            prompt = selfplay.prompt_student(s, p.task)
             print_safely(f"{teacher.name} asks:\n{block(prompt.user)}")
             answer = input("your answer: =")
-            verdicts = verify_answers([task], [[f"={answer}"]], "micro", s.limits, s.sandbox.run)
-            return (task, float(verdicts == [["correct"]])) if answer else None
+            if not answer:
+                return None
+            verdicts = verify_answers([p.task], [[f"={answer}"]], "micro", s.limits, s.sandbox.run)
+            return p, float(verdicts == [["correct"]])
     print("the teachers write nothing valid any more")
+    return None
 
 
-def your_task(s):
+def your_task(s: Setup, you: Member) -> tuple[ProposalRecord, float] | None:
     """A task of yours, and your score of 1/2; None ends the game. Raises UserError for no task."""
     print("a function f(x), its lines, then an empty line:")
-    lines = list(iter(lambda: input("    "), ""))
+    lines = []
+    while line := input("    "):
+        lines.append(line)
     if not lines:
         return None
-    text = "\n".join([*lines, f"f({input('its input, as between the brackets of a call: ')})"])
+    given = input("its input, as between the brackets of a call: ")
+    text = "\n".join([*lines, f"f({given})"])
     proposal = TASK_TYPES["code_o"].parse_proposal(text, "micro", [], s.limits)
     if isinstance(proposal, Reject):
         raise UserError(f"no task ({proposal.reason})")
-    return selfplay.make_tasks(s, [proposal], "yours")[0], 0.5
+    [record] = records_of(s, [proposal], you, "yours")
+    return record, 0.5
 
 
 def play(path: str, teach: bool) -> None:
     """The game, from the run's last checkpoint. Raises UserError where there is none."""
-    with opened(path, n_prompts=1) as (s, state):
+    with opened(path, n_prompts=1, samples_per_task=N_ATTEMPTS) as (s, state):
         if s.base.prompt_format != "micro":
             raise UserError(f"{path}: this game is for runs of the micro base")
-        env = RATINGS[s.cfg.rating]()
-        you = env.new()
+        system = RATINGS[s.cfg.rating]()
+        you = Member("you", "teacher" if teach else "student", -1, system.new())
         for step in count(10 ** 6):             # steps that no run reaches: other draws
             try:
-                asked = your_task(s) if teach else teachers_task(s, state, step)
+                asked = your_task(s, you) if teach else teachers_task(s, state, step)
             except UserError as e:
                 print(e)
                 continue
             if not asked:
                 return
-            task, score = asked
-            students = [m for m in members_of(state.members, "student") if plays(m, task.kind)]
+            record, score = asked
+            students = [m for m in members_of(state.members, "student") if plays(m, record.kind)]
             if not teach:
-                print("correct" if score else f"wrong: {task.outputs[0]} was expected")
+                print("correct" if score else f"wrong: {record.task.outputs[0]} was expected")
                 students = [students[step % len(students)]]
             s.adapters.page_in(m.slot for m in students)
-            slots = [m.slot for m in students]
-            done = selfplay.attempt(s, [task] * len(slots), slots, step, BASE, N_ATTEMPTS)
-            for i, (m, verdicts) in enumerate(zip(students, done.verdicts)):
-                for text, verdict in zip(done.texts[i * N_ATTEMPTS:], verdicts):
-                    print_safely(f"{m.name}, {verdict}:\n{block(text)}")
-                surprise = score - (solve_rate(verdicts) or 0.0)
+            selfplay.solve(s, [(record.teacher, m) for m in students], [record], step)
+            # the task with its right value, and all attempts; the line above it is about a run's step
+            print_safely(format_task(*task_rows([record], step)).partition("\n")[2])
+            for m in students:
+                surprise = score - (selfplay.solve_rate(record.attempts[m.name]) or 0.0)
                 if surprise < 0:
-                    m.rating, you = env.rate(m.rating, you)
+                    m.rating, you.rating = system.rate(m.rating, you.rating)
                 else:
-                    you, m.rating = env.rate(you, m.rating, draw=surprise == 0)
-                print(f"ratings: you {you.mu:.1f}, {m.name} {m.rating.mu:.1f}")
+                    you.rating, m.rating = system.rate(you.rating, m.rating, draw=surprise == 0)
+                print(f"ratings: you {you.rating.mu:.1f}, {m.name} {m.rating.mu:.1f}")
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ PLAN = {
     "micro": "infra sandbox micro.programs verifier tasks model weights generate",
     "bench": f"{BELOW} run measure train micro",
     "eval": f"{BELOW} run measure measure.shares train micro",
-    "course": f"{BELOW} run measure",
     "sample": f"{BELOW} run measure eval",
+    "course": f"{BELOW} run measure sample",
 }
 ENTRIES = {"train", "nano"}                 # what starts a run is imported by nothing that a run is made of
 

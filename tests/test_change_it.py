@@ -56,6 +56,12 @@ def source(tmp_path) -> Path:
     return shutil.copytree(ROOT, tmp_path / "source", ignore=keep_out)
 
 
+def copied(tmp_path: Path) -> Path:
+    """A copy of the source with its tests, without weights."""
+    keep_out = shutil.ignore_patterns(".*", "out", "base", "phase1", "__pycache__")
+    return shutil.copytree(ROOT, tmp_path / "source", ignore=keep_out)
+
+
 def train(source: Path, base: Path, **flags) -> Path:
     """A short run of the changed source; its directory."""
     flags = TINY | dict(base=base, out=source / "out", name="run") | flags
@@ -69,8 +75,7 @@ def train(source: Path, base: Path, **flags) -> Path:
 def test_following_the_page_turns_nothing_red(tmp_path):
     """All walks in one copy with its tests: layout, who imports whom, flags and pages are as they have to be. (But that to
     TensorBoard, which is not installed here: its test is below.)"""
-    keep_out = shutil.ignore_patterns(".*", "out", "base", "phase1", "__pycache__")
-    copy = shutil.copytree(ROOT, tmp_path / "source", ignore=keep_out)
+    copy = copied(tmp_path)
     apply(copy, *[title for title in re.findall("^## (.*)$", PAGE, re.M) if "TensorBoard" not in title])
     for words_ in (["ruff", "check", "--no-cache", "."],
                    ["pytest", "-q", "-p", "no:cacheprovider", "tests/test_architecture.py", "tests/test_config.py", "tests/test_docs.py"]):
@@ -91,6 +96,17 @@ def test_small_changes(source, micro_base):
     for row in valid:
         p = row["solve_rate"]
         assert row["reward"] == pytest.approx(1 - abs(p - 1 / 3) if p else 0.0)
+
+
+@pytest.mark.slow
+def test_an_architecture(tmp_path):
+    """It equals transformers, and what is said of others stays true."""
+    copy = copied(tmp_path)
+    apply(copy, "An architecture")
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "tests/test_model.py", "-k", "gemma or unsupported or config"]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "PASSED tests/test_model.py::test_logits_and_greedy_tokens_equal_transformers[gemma of OTHERS]" in done.stdout
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from tiny_base import LLAMA3, SIZES, cut, edit_json, write_tiny
+from tiny_base import LLAMA3, OTHERS, SIZES, cut, edit_json, write_tiny
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import weights
@@ -29,6 +29,7 @@ SHAPES = {
     "llama, rope linear": dict(kind="llama", rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=1e4)),
     "mistral untied, window longer than the rows": dict(kind="mistral"),
     "mistral tied, no window, wide heads": dict(kind="mistral", sliding_window=None, head_dim=16, tie_word_embeddings=True),
+    **{f"{kind} of OTHERS": dict(kind=kind, **changes) for kind, changes in OTHERS.items()},
 }
 
 
@@ -207,7 +208,7 @@ def test_base_is_frozen_and_knows_its_end_tokens(small):
 
 
 @pytest.mark.parametrize("changes, word", [
-    (dict(model_type="gpt_neox"), "model_type 'gpt_neox'.*supported: qwen2, qwen3, llama, mistral"), (dict(model_type=None), "None"),
+    (dict(model_type="gpt_neox"), f"model_type 'gpt_neox'.*supported: {', '.join(weights.ARCHITECTURES)}"), (dict(model_type=None), "None"),
     (dict(hidden_act="gelu"), "gelu"), (dict(quantization_config=dict(bits=4)), "quantization_config"),
     (dict(layer_types=["linear_attention", "full_attention"]), "linear_attention"),
     (dict(rope_scaling={"type": "dynamic", "factor": 4.0}), "rope_type 'dynamic'.*default, linear, llama3"),

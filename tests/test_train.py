@@ -210,6 +210,16 @@ def test_a_step_without_valid_proposals_is_survived(run):
     assert all(m["winner"] == "student" for m in rows(path, "matches")) and (path / "step_2").is_dir()
 
 
+def test_whoever_asks_for_every_row_gets_the_last_one(micro_base, tmp_path):
+    """`enough` is called after every step, and ends a run early where it says so."""
+    flags = TINY | dict(base=micro_base, out=tmp_path, pop=2, max_new_tokens=16, n_heldout=0, evolve="none")
+    seen = []
+    path = train.main(config.parse_args(None, words(**flags)), lambda row: seen.append(row)).path
+    assert json.loads(json.dumps(seen)) == rows(path) and [row["step"] for row in seen] == [0, 1]
+    early = train.main(config.parse_args(None, words(**flags | dict(name="early"))), lambda row: True).path
+    assert len(rows(early)) == 1 and (early / "step_1" / "state.json").exists()
+
+
 @pytest.mark.slow
 def test_two_processes(run, micro_base, tmp_path):
     """torchrun over gloo trains the same population: the same proposals, the same update up to rounding."""

@@ -5,8 +5,11 @@ from pathlib import Path
 import torch
 
 LLAMA3 = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
-OTHERS = {"llama": dict(attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3), "mistral": dict(head_dim=16),
-          "qwen3": dict(head_dim=16, tie_word_embeddings=True)}
+OTHERS = {
+    "llama": dict(attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3),
+    "mistral": dict(head_dim=16),
+    "qwen3": dict(head_dim=16, tie_word_embeddings=True),
+}
 
 
 SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

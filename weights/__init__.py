@@ -25,15 +25,22 @@ from model import Base, Model, ModelConfig, rope_frequencies
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # model_type -> fields of model.ModelConfig that its config.json does not have
-ARCHITECTURES = {"qwen2": dict(attention_bias=True, output_bias=False, mlp_bias=False),
-                 "qwen3": dict(mlp_bias=False, qk_norm=True),
-                 "llama": {},
-                 "mistral": dict(attention_bias=False, output_bias=False, mlp_bias=False)}
+ARCHITECTURES = {
+    "qwen2": dict(attention_bias=True, output_bias=False, mlp_bias=False),
+    "qwen3": dict(mlp_bias=False, qk_norm=True),
+    "llama": {},
+    "mistral": dict(attention_bias=False, output_bias=False, mlp_bias=False),
+}
 # What model.py computes: legal values of config.json
-SUPPORTED = dict(model_type=ARCHITECTURES, hidden_act=("silu",), rope_type=("default", "linear", "llama3"),
-                 partial_rotary_factor=(1, None), quantization_config=(None,),
-                 transformers_weights=(None,),       # another file name for the weights
-                 layer_types=(None, "full_attention", "sliding_attention"))
+SUPPORTED = dict(
+    model_type=ARCHITECTURES,
+    hidden_act=("silu",),
+    rope_type=("default", "linear", "llama3"),
+    partial_rotary_factor=(1, None),
+    quantization_config=(None,),
+    transformers_weights=(None,),                   # another file name for the weights
+    layer_types=(None, "full_attention", "sliding_attention"),
+)
 # What a rope_type computes with, besides rope_theta
 ROPE_NUMBERS = dict(linear=("factor",), llama3=("factor", "low_freq_factor", "high_freq_factor"))
 

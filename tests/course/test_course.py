@@ -4,6 +4,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def test_solutions_pass_wrong_ones_fail_and_a_stub_is_one_line(tmp_path):
     assert re.findall(r"^not begun: course/exercises/(\w+).py$", said, re.M) == EXERCISES
 
 
+def attempts(shown: str) -> Counter:
+    """Of S0 on the terminal, by verdict; equal ones share a line."""
+    found = Counter()
+    for verdict, times in re.findall(r"^    S0 (correct|wrong|malformed)(?: x(\d))?  ", shown, re.M):
+        found[verdict] += int(times or 1)
+    return found
+
+
 def test_a_person_plays(tmp_path, micro_base, monkeypatch, capsys):
     """Scripted: one of a teacher's tasks answered wrongly, one task written that is no task and one that is."""
     import train
@@ -53,11 +62,12 @@ def test_a_person_plays(tmp_path, micro_base, monkeypatch, capsys):
         return capsys.readouterr().out
 
     shown = play_by(["[[]]", ""], teach=False)
-    assert "T0 asks:" in shown and "wrong: " in shown and len(re.findall("^S0, (?:correct|wrong|malformed):$", shown, re.M)) == 4
-    assert shown.index("wrong: ") < shown.index("S0, ") < shown.index("ratings: you ")
+    assert "T0 asks:" in shown and "wrong: " in shown and attempts(shown).total() == 4
+    assert shown.index("wrong: ") < shown.index("\n    S0 ") < shown.index("ratings: you ")
     shown = play_by(["nonsense", "", "1", "def f(x):", " x=x+[3]", " x=len(x)", " return x", "", "[1,2]", ""], teach=True)
-    assert "no task (" in shown and shown.count("S0, ") == 4
-    score = 0.5 - shown.count("S0, correct") / 4
+    assert "no task (" in shown and attempts(shown).total() == 4
+    assert "[1,2] -> 3\n" in shown, "the right value"
+    score = 0.5 - attempts(shown)["correct"] / 4
     mu = float(re.search(r"ratings: you ([\d.]+)", shown)[1])
     assert mu == 25 if score == 0 else (mu - 25) * score > 0, shown
     with pytest.raises(UserError, match="no checkpoint"):
