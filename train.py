@@ -201,8 +201,7 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
             tell(run, dict(metrics=[row], tasks=task_rows(proposed, step), matches=matches, genealogy=births),
                  notes + forecast.look(state, row), cfg.show)
             # it is asked after the last step, too: callers also use it to look at every row
-            is_enough = enough is not None and enough(row)
-            last = is_enough or state.step == cfg.steps
+            last = (enough is not None and enough(row)) or state.step == cfg.steps
             if last or state.step % cfg.save_every == 0:
                 save(run, state, setup, adam, base_hash)
             if last:
