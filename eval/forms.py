@@ -12,6 +12,9 @@ from fractions import Fraction
 
 SETS = re.compile(r"\\(?:cup|in|geq?|leq?|geqslant|leqslant|infty)(?![A-Za-z])|[<>]|^\[|\]$")
 SYMBOL = r"\\?[A-Za-z]+"
+WORDS = r"\\(?:text|mbox|mathrm)\{([^{}]*)\}"
+UNIT = rf"(?:\\ |\s)*{WORDS}(?:\^\{{?\d\}}?)?$"                             # behind a number
+MATRIX = r"\\begin\{pmatrix\}.*\\end\{pmatrix\}"
 NESTED = r"(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*\})*"
 
 
@@ -27,7 +30,13 @@ def stated(gold: str) -> str:
 
 def number(text: str) -> Fraction | None:
     """The value of a written number, or None."""
-    text = text.strip().replace(r"\!", "").replace(" ", "").replace(r"^{\circ}", "")
+    text = re.sub(UNIT, "", text.strip())
+    mixed = re.fullmatch(r"(\d+) ?(\\frac.*)", text)
+    if mixed and number(mixed[2]) is not None:
+        return int(mixed[1]) + number(mixed[2])
+    text = text.replace(r"\!", "").replace(" ", "").replace(r"^{\circ}", "").replace(r"^\circ", "")
+    text = re.sub(r"\\frac(\d)", r"\\frac{\1}", text)      # \frac9{19}: a digit needs no braces
+    text = re.sub(r"(\\frac\{\d+\})(\d)$", r"\1{\2}", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     percent = re.fullmatch(r"(.*?)\\?%", text)
     if percent:
@@ -161,6 +170,33 @@ def of_formula(text: str) -> tuple[list[str], list[str]]:
     return [text, another(text), last], [rf"-\left({text}\right)", rf"{text} + 1"]
 
 
+def of_words(text: str) -> tuple[list[str], list[str]]:
+    """Forms of an answer in words."""
+    words = re.fullmatch(WORDS, text)[1].strip()
+    return [text, rf"\text{{ {words} }}", words], [r"\text{neither}", rf"\text{{not {words}}}"]
+
+
+def of_based(digits: str, base: str) -> tuple[list[str], list[str]]:
+    """Forms of digits in another base than ten; math-verify looks at the digits alone."""
+    right = [f"{digits}_{base}", f"{digits}_{{{base}}}", digits]
+    return right, [f"{int(digits) + 1}_{{{base}}}", f"{digits}0_{{{base}}}"]
+
+
+def of_two(parts: list[str]) -> tuple[list[str], list[str]]:
+    """Forms of several answers, one of which is two with a sign of plus or minus."""
+    plus = [part.replace(r"\pm", "+") for part in parts]
+    minus = [part.replace(r"\pm", "-") for part in parts if r"\pm" in part]
+    right = [", ".join(parts), ", ".join([*plus, *minus]), ", ".join([*minus, *plus])]
+    return right, [", ".join(plus), ", ".join([f"{parts[0]} + 1", *parts[1:]])]
+
+
+def of_matrix(text: str) -> tuple[list[str], list[str]]:
+    """Forms of a matrix: its first number changed, or its sign."""
+    tight = re.sub(r" *(\\\\|&) *", r"\1", text)
+    more = re.sub(r"\d+", lambda digits: str(int(digits[0]) + 1), text, count=1)
+    return [text, another(text), tight], [more, f"-{text}"]
+
+
 def is_equation(text: str) -> bool:
     """Whether a formula has two sides."""
     return "=" in text
@@ -177,9 +213,18 @@ def forms(gold: str) -> tuple[list[str], list[str]]:
     value = number(text)
     if value is not None:
         return of_number(value)
+    based = re.fullmatch(r"(\d+)_\{?(\d+)\}?", text)
+    if based:
+        return of_based(*based.groups())
+    if re.fullmatch(WORDS, text):
+        return of_words(text)
+    if re.fullmatch(MATRIX, text):
+        return of_matrix(text)
     if SETS.search(text):
         return of_set(text)
-    parts = split(text)
+    parts = split(text.removeprefix(r"\{").removesuffix(r"\}"))
+    if r"\pm" in text:
+        return of_two(parts)
     if len(parts) > 1:
         return of_list(parts)
     if is_tuple(text):
