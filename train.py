@@ -2,7 +2,7 @@
 
     torchrun --standalone train.py --pop 8                          # bundled micro base, minutes on a laptop
     python train.py --single                                        # AZR: one adapter in both roles
-    python train.py --base Qwen/Qwen2.5-Coder-7B --pop 8 --device cuda      # the paper's setting
+    python train.py --base Qwen/Qwen2.5-Coder-7B --pop 8 --device cuda      # the paper's, not tried here
     torchrun --standalone --nproc_per_node=2 train.py --name two    # rows dealt out to two processes
     python train.py --resume out/two                                # go on where it was cut off
     python train.py --base Qwen/Qwen2.5-Coder-7B --plan             # would it fit? memory by use
