@@ -1,11 +1,11 @@
 """A verifier without a fork: an interpreter for the small language of the micro prompt format.
 
 It walks a program's syntax tree and computes with Python's own integers, strings and lists. The language is
-what micro/programs.py writes: one function, assignments, `if`, `for`, slices, comprehensions, the FUNCTIONS,
-METHODS and OPERATORS below, and a `return` at the end. All else is `unsupported`. Nothing of a program is
-executed, compiled or looked up by `getattr`, which makes it safe wherever Python runs. Every operation pays
-for the size of what it reads before it runs, and for what it makes, which ends every program soon. And
-without a source of chance one run says what two would.
+what micro/programs.py and tasks/logic.py write: one function, assignments, `if`, `for`, slices,
+comprehensions, the FUNCTIONS, METHODS and OPERATORS below, and a `return` at the end. All else is
+`unsupported`. Nothing of a program is executed, compiled or looked up by `getattr`, which makes it safe
+wherever Python runs. Every operation pays for the size of what it reads before it runs, and for what it
+makes, which ends every program soon. And without a source of chance one run says what two would.
 
 Where it judges otherwise than the fork, as tests/sandbox/test_portable_verifier.py counts it:
   - unsupported: a statement, function or value that it does not know, once the program comes to it;
@@ -32,7 +32,8 @@ METHODS = {(list, "count"): list.count, (str, "count"): str.count, (str, "join")
            (str, "replace"): str.replace}
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
              ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg,
-             ast.Eq: operator.eq, ast.Lt: operator.lt, ast.Gt: operator.gt,
+             ast.Not: operator.not_, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
+             ast.Gt: operator.gt,
              ast.In: lambda item, items: item in items}
 ATOMS = (int, bool, float, type(None), slice)
 BUILTINS = frozenset(dir(builtins))
@@ -104,6 +105,7 @@ class Interpreter:
 
     def __init__(self):
         self.variables = {}
+        self.known = BUILTINS           # names that Python would find
         self.left = MAX_STEPS
 
     def call(self, function: ast.FunctionDef, given: list) -> object:
@@ -112,6 +114,7 @@ class Interpreter:
         if len(given) != len(parameters):
             raise Mistake(f"TypeError: {len(given)} arguments for {len(parameters)} parameters")
         self.variables = dict(zip(parameters, given))
+        self.known |= {function.name}
         *statements, last = function.body
         self.run(statements)
         return self.value(last.value)
@@ -164,16 +167,30 @@ class Interpreter:
                 return value
             case ast.Name(name):
                 if name not in self.variables:
-                    missing(name, BUILTINS, "NameError")
+                    missing(name, self.known, "NameError")
                 return self.variables[name]
             case ast.List(items):
                 values = self.values(items)
                 self.pay(values)
                 return values
-            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in OPERATORS:
-                return self.apply(OPERATORS[type(op)], *self.values([left, right]))
-            case ast.UnaryOp(op, operand) if type(op) in OPERATORS:
-                return self.apply(OPERATORS[type(op)], self.value(operand))
+            case ast.BinOp(left, op, right):
+                return self.operate(op, self.value(left), self.value(right))
+            case ast.UnaryOp(op, operand):
+                return self.operate(op, self.value(operand))
+            case ast.Compare(left, ops, others):
+                value = self.value(left)
+                for op, other in zip(ops, others):          # a chain, as far as it holds
+                    left, value = value, self.value(other)
+                    holds = self.operate(op, left, value)
+                    if not holds:
+                        break
+                return holds
+            case ast.BoolOp(op, parts):
+                for part in parts:
+                    value = self.value(part)
+                    if bool(value) == isinstance(op, ast.Or):
+                        break
+                return value
             case ast.IfExp(test, body, otherwise):
                 return self.value(body if self.value(test) else otherwise)
             case ast.Subscript(items, place):
@@ -187,7 +204,7 @@ class Interpreter:
                 if name in self.variables:
                     raise Mistake(f"TypeError: {name} is not callable")
                 if name not in FUNCTIONS:
-                    missing(name, BUILTINS, "NameError")
+                    missing(name, self.known, "NameError")
                 return self.apply(FUNCTIONS[name], *self.values(given))
             case ast.Call(ast.Attribute(owner, name), given, []):
                 owner = self.value(owner)
@@ -197,6 +214,12 @@ class Interpreter:
             case ast.Attribute(owner, name):
                 missing(name, dir(self.value(owner)), "AttributeError")
         return refuse(type(node).__name__)
+
+    def operate(self, op: ast.AST, *values: object) -> object:
+        """What an operator makes of one or two values."""
+        if type(op) not in OPERATORS:
+            refuse(type(op).__name__)
+        return self.apply(OPERATORS[type(op)], *values)
 
     def values(self, nodes: list[ast.expr]) -> list:
         """The values of several expressions."""
@@ -254,12 +277,9 @@ def read(code: str, entry: str) -> ast.FunctionDef:
     if not is_plain:
         refuse(f"anything but one function {entry} with plain parameters and a return at its end")
     for node in ast.walk(function):
-        match node:
-            # In Python it would be no function's name any more, from the first line on.
-            case ast.Name(name, ast.Store()) if name in BUILTINS:
-                refuse(f"a variable named {name}")
-            case ast.Name(name) if name == entry:
-                refuse(entry)
+        # In Python it would be no function's name any more, from the first line on.
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in BUILTINS:
+            refuse(f"a variable named {node.id}")
     return function
 
 

@@ -47,11 +47,21 @@ print(len(ours))
 """
 
 
-def on_windows(*words, body="del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"):
+def on_windows(*words, body="del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)", source=ROOT, typed=""):
     """A module of ours, or other code, run with these words where Windows is, on a terminal that knows no UTF-8."""
     environment = dict(os.environ, PYTHONIOENCODING="cp1252", OMP_NUM_THREADS="1")
-    return subprocess.run([sys.executable, "-c", WINDOWS + body, *map(str, words)], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, "-c", WINDOWS + body, *map(str, words)], cwd=source, env=environment,
+                          input=typed, capture_output=True, text=True, timeout=300)
+
+
+def windows_clone(path):
+    """What git makes of the repository where it turns line feeds into CRLF."""
+    left_out = shutil.ignore_patterns(".*", "tests", "docs", "out", "phase1", "__pycache__")
+    clone = Path(shutil.copytree(ROOT, path, ignore=left_out))
+    for file in clone.rglob("*.*"):
+        if file.is_file() and file.suffix != ".safetensors":
+            file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    return clone
 
 
 @pytest.mark.slow
@@ -70,13 +80,16 @@ FLAGS = dict(steps=2, pop=4, n_prompts=2, proposals_per_prompt=4, samples_per_ta
 
 
 def test_a_run_without_a_fork_is_the_run_with_one(micro_base, tmp_path):
-    """Text for text, from a path with a space in it; the first line and env.json say which verifier it was."""
-    run = on_windows("train", *words(**FLAGS, base=micro_base, out=tmp_path / "with out"))
+    """Text for text, in a clone with CRLF below a path with spaces; the first line and env.json say which verifier it was."""
+    clone = windows_clone(tmp_path / "a clone")
+    assert b"\r\n" in (clone / "train.py").read_bytes() and b"\r\n" in (clone / "micro" / "base" / "heldout.jsonl").read_bytes()
+    run = on_windows("train", *words(**FLAGS, out=tmp_path / "with out"), source=clone)
     assert run.returncode == 0, run.stderr[-3000:]
     assert "sandbox: portable\n" in run.stdout.split(" step ")[0]
     there = tmp_path / "with out" / "one run"
     told = json.loads((there / "env.json").read_text())
     assert told["sandbox"] == "portable" and "needs Linux" in told["sandbox_report"]["why"]
+    assert (there / "step_2").is_dir() and not list(ROOT.glob("with out"))
     here = play(**FLAGS, base=micro_base, out=tmp_path / "fork")
     for name in ("tasks", "matches", "genealogy"):
         assert rows(there, name) == rows(here, name), name
@@ -84,7 +97,7 @@ def test_a_run_without_a_fork_is_the_run_with_one(micro_base, tmp_path):
 
 @pytest.mark.slow
 def test_members_are_used_without_a_fork(micro_base, tmp_path):
-    """Sampled, crossed and evaluated."""
+    """Sampled, crossed, evaluated and played against; and nano.py, which has a run of its own."""
     step = play(**FLAGS, base=micro_base, out=tmp_path) / "step_2"
     members = sorted(path.parent for path in step.glob("*/adapter_config.json"))[:2]
     child = tmp_path / "child"
@@ -92,9 +105,13 @@ def test_members_are_used_without_a_fork(micro_base, tmp_path):
                           (["evolve", *members, "--operator", "add", "--out", child], str(child)),
                           (["eval.population.heldout", "--adapters", child, "--bench", "code_o", "--limit", "6", "--out",
                             tmp_path / "answers"], "code_o"),
-                          (["nano", "--help"], "")):
+                          (["report", step.parent], "report.html"),
+                          (["nano", "--steps", "1", "--pop", "2"], "step   0  tasks ")):
         run = on_windows(*command)
         assert run.returncode == 0 and told in run.stdout, run.stderr[-3000:]
+    for flags, typed in (([], "[[]]\n\n"), (["--teach"], "def f(x):\n x=x+[3]\n return x\n\n[1,2]\n\n")):
+        run = on_windows("course.play", step.parent, *flags, typed=typed)
+        assert run.returncode == 0 and "ratings: you " in run.stdout, run.stdout + run.stderr[-3000:]
 
 
 def test_other_bases_need_the_fork(tiny, tmp_path):

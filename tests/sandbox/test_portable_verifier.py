@@ -5,16 +5,20 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_attacks import ATTACKS, SIEGE
 from tiny_run import rows
 
+from config import Config
+from infra.distributed import ALONE
 from micro import programs
 from sandbox.parsing import parse
 from sandbox.portable import run
 from sandbox.values import encode
-from tasks import TASK_TYPES
+from selfplay import make_tasks
+from tasks import TASK_TYPES, read_tasks
 from tasks.base import reason_of
 from tasks.validation import Limits
 from verifier import Job, PortableVerifier
@@ -105,6 +109,16 @@ def test_all_that_the_generator_writes_is_known():
         assert output or reason.startswith("error: "), (body, x, reason)
 
 
+def test_held_out_tasks_of_every_type_are_known(micro_base, sandbox):
+    """As a run reads them when it begins: the same gold outputs as with the fork, and none that is not valid."""
+    given = read_tasks(micro_base / "heldout.jsonl")[::10]
+    limits = Limits.for_format("micro")
+    made = {verifier: make_tasks(SimpleNamespace(sandbox=verifier, ranks=ALONE, limits=limits, cfg=Config()), given, "held out")
+            for verifier in (sandbox, PortableVerifier())}
+    one, other = made.values()
+    assert one == other and {task.kind for task in one} == {"code_o", "code_i", "math", "logic"}
+
+
 VALUES = [
     ("x[0]=x[1]+x[2]", "[1,2,3]", [5, 2, 3]),
     ("y=x\n x[0]=9\n x=y", "[1,2]", [9, 2]),                        # one list under two names
@@ -114,6 +128,11 @@ VALUES = [
     ("x='A' if x==0 else x", "0", "A"),
     ("x=''.join([c for c in x if c in 'AB'])", "'ABCA'", "ABA"),
     ("x=max(x)*'AB'", "[1,2]", "ABAB"),
+    ("x=x and x[0] or 7", "[]", 7),
+    ("x=1<x<5!=x", "4", True),
+    ("x=x==1==1==y", "2", False),
+    ("f=x\n x=[f for f in [f,1]]", "2", [2, 1]),
+    ("x=(not x or x==1) and x!=2", "1", True),
     ("x=[a*b for a in x for b in x if a<b]", "[1,2,3]", [2, 3, 6]),
     ("x=[x for x in x for x in [x,9]]", "[1,2]", [1, 9, 2, 9]),
     ("x=[[v for v in range(v)] for v in x]", "[1,2]", [[0], [0, 1]]),
@@ -136,10 +155,10 @@ MISTAKES = [("y=y+1", "error: NameError"), ("x=g(x)", "error: NameError"), ("x=[
             ("x=3+", "error: SyntaxError"), ("x[0]=x", "too big"), ("x=f(x)", "unsupported: f"),
             ("y=max(x)\n if x==0:max=3", "unsupported: a variable named max"), ("x='%d'%3", "unsupported: formatting"),
             ("x=set(x)", "unsupported: set"), ("x={1}", "unsupported: Set"), ("import os", "unsupported: Import"),
-            ("x=x.append(1)", "unsupported: append"), ("x=len", "unsupported: len"), ("x=x[0]/2", "unsupported: BinOp"),
+            ("x=x.append(1)", "unsupported: append"), ("x=len", "unsupported: len"), ("x=x[0]/2", "unsupported: Div"),
             ("x=__import__('os')", "unsupported: __import__"), ("x=x.__class__", "unsupported: __class__"),
             ("x=(v for v in x)", "unsupported: GeneratorExp"), ("while x:x=x", "unsupported: While"),
-            ("x=[v async for v in x]", "unsupported: such"), ("x=1<x[0]<3", "unsupported: Compare"), ("x=1.5", "unsupported: Constant"),
+            ("x=[v async for v in x]", "unsupported: such"), ("x=x is x", "unsupported: Is"), ("x=1.5", "unsupported: Constant"),
             ("x=f'{x}'", "unsupported: JoinedStr"), ("x=range(3)", "unsupported: value of type range")]
 
 
