@@ -1,0 +1,29 @@
+"""The numbers of docs/real.md are those of docs/results/real.jsonl."""
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+LAP = 4                                     # steps in which the 16 tasks of a pilot come once
+
+
+def short(value: float) -> str:
+    return f"{value:.2f}".removeprefix("0")
+
+
+@pytest.mark.parametrize("name, rate", [("r32-3e-5", "3e-5"), ("r32-1e-4", "1e-4")])
+def test_the_laps_of_the_pilots(name, rate):
+    runs = {run["run"]: run for run in map(json.loads, (DOCS / "results" / "real.jsonl").read_text().splitlines())}
+    assert runs[name]["flags"]["lr"] == float(rate)
+    steps = runs[name]["steps"]
+
+    def laps(of) -> list[str]:
+        return [short(sum(map(of, steps[i:i + LAP])) / LAP) for i in range(0, len(steps), LAP)]
+    entropy = laps(lambda row: row["entropy"]["S0"])
+    said = [", ".join(laps(lambda row: row["solve_rate"])), ", ".join(laps(lambda row: row["malformed"])),
+            f"{entropy[0]}, {entropy[2]}", laps(lambda row: row["frac_zero_advantage"])[2]]
+    row, = re.findall(rf"^\| {re.escape(rate)} \| (.*?) \|$", (DOCS / "real.md").read_text(), re.MULTILINE)
+    cells = row.split(" | ")
+    assert [cells[0], cells[1], cells[3], cells[4]] == said
