@@ -84,9 +84,7 @@ def load(args: argparse.Namespace, sets: tuple[str, ...], make: Callable) -> tup
             for number, line in enumerate(io.BytesIO(raw)):
                 if len(items) == end:
                     break
-                try:
+                with explained(f"{path}, line {number + 1}: not the published file; remove it, and it is "
+                               "fetched again", UserError):
                     items.append(make(name, number, Row(json_object(line))))
-                except UserError as error:
-                    raise UserError(f"{path}, line {number + 1}: not the published file; remove it, and it "
-                                    f"is fetched again ({error})") from None
     return items, hashes

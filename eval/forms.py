@@ -17,15 +17,20 @@ UNIT = rf"(?:\\ |\s)*{WORDS}(?:\^\{{?\d\}}?)?$"                             # be
 MATRIX = r"\\begin\{pmatrix\}.*\\end\{pmatrix\}"
 NESTED = r"(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*\})*"
 
+Forms = tuple[list[str], list[str]]         # three right formulas, two wrong ones
+
+
+# ---- reading a gold ----------------------------------------------------------------------------------------
 
 def stated(gold: str) -> str:
     """The formula of a gold: the box of a worked solution, without dollars, a full stop or a remark."""
     boxes = re.findall(rf"\\boxed\{{({NESTED})\}}", gold)
-    text = boxes[-1] if boxes else gold
+    text = [gold, *boxes][-1]
     text = text.replace(r"\$", "").replace("$", "").replace("np.", "\\")
     text = re.sub(r"\\(?:left|right|quad)(?![A-Za-z])", "", text)
     text = re.sub(r"^[a-z](?=[(\[].*\]$)", "", text)                 # t(0,4]
-    return text.split(", where")[0].strip().rstrip(".").strip()
+    text, _, _ = text.partition(", where")
+    return text.strip().rstrip(".").strip()
 
 
 def number(text: str) -> Fraction | None:
@@ -34,19 +39,19 @@ def number(text: str) -> Fraction | None:
     mixed = re.fullmatch(r"(\d+) ?(\\frac.*)", text)
     if mixed and number(mixed[2]) is not None:
         return int(mixed[1]) + number(mixed[2])
-    text = text.replace(r"\!", "").replace(" ", "").replace(r"^{\circ}", "").replace(r"^\circ", "")
-    text = re.sub(r"\\frac(\d)", r"\\frac{\1}", text)      # \frac9{19}: a digit needs no braces
+    for mark in (r"\!", " ", r"^{\circ}", r"^\circ"):
+        text = text.replace(mark, "")
+    text = re.sub(r"\\frac(\d)", r"\\frac{\1}", text)                  # \frac9{19}: a digit needs no braces
     text = re.sub(r"(\\frac\{\d+\})(\d)$", r"\1{\2}", text)
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
-    percent = re.fullmatch(r"(.*?)\\?%", text)
-    if percent:
-        value = number(percent[1])
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)               # 1,300
+    if text.endswith("%"):
+        value = number(text[:-1].removesuffix("\\"))
         return None if value is None else value / 100
-    fraction = re.fullmatch(r"(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}", text)
-    fraction = fraction or re.fullmatch(r"(-?)(\d+)\.?/(\d+)", text)
-    if fraction:
-        value = Fraction(int(fraction[2]), int(fraction[3]))
-        return -value if fraction[1] else value
+    match = re.fullmatch(r"(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}", text)
+    match = match or re.fullmatch(r"(-?)(\d+)\.?/(\d+)", text)
+    if match:
+        sign, over, under = match.groups()
+        return Fraction(int(over), int(under)) * int(f"{sign}1")
     if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
         return Fraction(Decimal(text))
     return None
@@ -61,13 +66,29 @@ def split(text: str) -> list[str]:
             parts.append("")
         else:
             parts[-1] += character
-    return [part.strip() for part in parts]
+    return list(map(str.strip, parts))
+
+
+def is_tuple(text: str) -> bool:
+    """Whether round brackets hold several formulas."""
+    is_bracketed = text.startswith("(") and text.endswith(")")
+    return is_bracketed and len(split(text)) == 1 and len(split(text[1:-1])) > 1
+
+
+# ---- writing a number or a formula -------------------------------------------------------------------------
+
+def digits_of(value: Fraction) -> Decimal | None:
+    """The exact decimal of a fraction, or None where it does not end."""
+    digits = (Decimal(value.numerator) / Decimal(value.denominator)).normalize()
+    return digits if Fraction(digits) == value else None
 
 
 def as_decimal(value: Fraction) -> str:
     """A number as a decimal, or as p/q where it does not end."""
     digits = digits_of(value)
-    return f"{value.numerator}/{value.denominator}" if digits is None else f"{digits:f}"
+    if digits is None:
+        return f"{value.numerator}/{value.denominator}"
+    return f"{digits:f}"
 
 
 def as_power(value: Fraction) -> str:
@@ -82,13 +103,7 @@ def as_power(value: Fraction) -> str:
 def as_fraction(value: Fraction) -> str:
     """A number as a fraction that could be cancelled by 2."""
     sign = "-" if value < 0 else ""
-    return f"{sign}\\frac{{{2 * abs(value.numerator)}}}{{{2 * value.denominator}}}"
-
-
-def digits_of(value: Fraction) -> Decimal | None:
-    """The exact decimal of a fraction, or None where it does not end."""
-    digits = (Decimal(value.numerator) / Decimal(value.denominator)).normalize()
-    return digits if Fraction(digits) == value else None
+    return rf"{sign}\frac{{{2 * abs(value.numerator)}}}{{{2 * value.denominator}}}"
 
 
 def another(text: str) -> str:
@@ -101,12 +116,6 @@ def another(text: str) -> str:
     return rf"2 \left({text}\right) / 2"
 
 
-def changed(text: str) -> str:
-    """Another number or formula."""
-    value = number(text)
-    return f"{text} + 1" if value is None else neighbour(value)
-
-
 def neighbour(value: Fraction) -> str:
     """A number that differs by one in the last digit, or the fourth, or by one in the numerator."""
     digits = digits_of(value)
@@ -116,104 +125,121 @@ def neighbour(value: Fraction) -> str:
     return as_decimal(value + Fraction(10) ** place)
 
 
-def of_number(value: Fraction) -> tuple[list[str], list[str]]:
+def changed(text: str) -> str:
+    """Another number or formula."""
+    value = number(text)
+    if value is None:
+        return f"{text} + 1"
+    return neighbour(value)
+
+
+# ---- three right forms and two wrong ones ------------------------------------------------------------------
+
+def of_number(value: Fraction) -> Forms:
     """Forms of a number."""
     negative = as_power(-value) if value else "-1"
-    return [as_decimal(value), as_power(value), as_fraction(value)], [negative, neighbour(value)]
+    right = [as_decimal(value), as_power(value), as_fraction(value)]
+    return right, [negative, neighbour(value)]
 
 
-def of_tuple(text: str) -> tuple[list[str], list[str]]:
+def of_tuple(text: str) -> Forms:
     """Forms of (a, b, ...)."""
-    parts = split(text[1:-1])
-    right = [", ".join(parts), ",".join(map(another, parts)), r",\; ".join([another(parts[0]), *parts[1:]])]
-    wrong = [", ".join([changed(parts[0]), *parts[1:]]), ", ".join([*parts[:-1], changed(parts[-1])])]
-    return [rf"\left({inside}\right)" for inside in right], [f"({inside})" for inside in wrong]
+    first, *rest = parts = split(text[1:-1])
+    *front, last = parts
+    right = [
+        ", ".join(parts),
+        ",".join(map(another, parts)),
+        r",\; ".join([another(first), *rest]),
+    ]
+    wrong = [
+        ", ".join([changed(first), *rest]),
+        ", ".join([*front, changed(last)]),
+    ]
+    return list(map(r"\left({}\right)".format, right)), list(map("({})".format, wrong))
 
 
-def of_list(parts: list[str]) -> tuple[list[str], list[str]]:
+def of_list(parts: list[str]) -> Forms:
     """Forms of several answers, whose order does not count."""
-    parts = list(dict.fromkeys(parts))
+    *front, last = parts = list(dict.fromkeys(parts))
     written = parts
-    if not any(is_equation(part) or is_tuple(part) for part in parts):
-        written = [another(part) for part in parts]
+    if not any("=" in part or is_tuple(part) for part in parts):
+        written = map(another, parts)
+    other = changed(last)
+    if is_tuple(last):
+        _, [other, _] = of_tuple(last)
     right = [", ".join(parts), ", ".join(reversed(parts)), r",\; ".join(written)]
-    return right, [", ".join([*parts[:-1], changed_part(parts[-1])]), ", ".join([*parts, "1000003"])]
+    return right, [", ".join([*front, other]), ", ".join([*parts, "1000003"])]
 
 
-def changed_part(text: str) -> str:
-    """One of several answers, changed."""
-    return of_tuple(text)[1][0] if is_tuple(text) else changed(text)
-
-
-def of_equation(text: str) -> tuple[list[str], list[str]]:
+def of_equation(text: str) -> Forms:
     """Forms of left = right; a function's or variable's name may be left out."""
-    left, _, right = (part.strip() for part in text.partition("="))
-    named = re.fullmatch(r"\w(?:_\{[^{}]*\}|_\w)?(?:\(\w\))?", left)
-    last = right if named else rf"{left} - \left({right}\right) = 0"
-    return [text, f"{left} = {another(right)}", last], [f"{left} = {right} + 1", rf"{left} = {right} - 2"]
+    left, _, right = text.partition("=")
+    left, right = left.strip(), right.strip()
+    last = rf"{left} - \left({right}\right) = 0"
+    if re.fullmatch(r"\w(?:_\{[^{}]*\}|_\w)?(?:\(\w\))?", left):
+        last = right
+    return [text, f"{left} = {another(right)}", last], [f"{left} = {right} + 1", f"{left} = {right} - 2"]
 
 
-def of_set(text: str) -> tuple[list[str], list[str]]:
+def of_set(text: str) -> Forms:
     """Forms of an interval, a union or an inequality: its brackets, and its first and its last number."""
-    numbers = [match.span() for match in re.finditer(r"\d+", text)]
+    first, *_, last = 2 * list(re.finditer(r"\d+", text))
     wrong = []
-    for (start, end), more in zip((numbers[0], numbers[-1]), (1, 2)):
-        wrong.append(f"{text[:start]}{int(text[start:end]) + more}{text[end:]}")
+    for match, more in ((first, 1), (last, 2)):
+        other = int(match[0]) + more
+        wrong.append(f"{text[:match.start()]}{other}{text[match.end():]}")
     airy = re.sub(r"\s*([(,)])\s*", r" \1 ", text)
     large = re.sub(r"([(\[])([^()\[\]]*)([)\]])", r"\\left\1\2\\right\3", text)
     return [text, airy, large], wrong
 
 
-def of_formula(text: str) -> tuple[list[str], list[str]]:
+def of_formula(text: str) -> Forms:
     """Forms of any other formula."""
-    last = rf"x = {text}" if re.fullmatch(SYMBOL, text) else rf"0 + \left({text}\right)"
-    return [text, another(text), last], [rf"-\left({text}\right)", rf"{text} + 1"]
+    last = rf"0 + \left({text}\right)"
+    if re.fullmatch(SYMBOL, text):
+        last = f"x = {text}"
+    return [text, another(text), last], [rf"-\left({text}\right)", f"{text} + 1"]
 
 
-def of_words(text: str) -> tuple[list[str], list[str]]:
+def of_words(text: str) -> Forms:
     """Forms of an answer in words."""
     words = re.fullmatch(WORDS, text)[1].strip()
     return [text, rf"\text{{ {words} }}", words], [r"\text{neither}", rf"\text{{not {words}}}"]
 
 
-def of_based(digits: str, base: str) -> tuple[list[str], list[str]]:
+def of_based(digits: str, base: str) -> Forms:
     """Forms of digits in another base than ten; math-verify looks at the digits alone."""
     right = [f"{digits}_{base}", f"{digits}_{{{base}}}", digits]
     return right, [f"{int(digits) + 1}_{{{base}}}", f"{digits}0_{{{base}}}"]
 
 
-def of_two(parts: list[str]) -> tuple[list[str], list[str]]:
+def of_two(parts: list[str]) -> Forms:
     """Forms of several answers, one of which is two with a sign of plus or minus."""
-    plus = [part.replace(r"\pm", "+") for part in parts]
-    minus = [part.replace(r"\pm", "-") for part in parts if r"\pm" in part]
+    plus, minus = [], []
+    for part in parts:
+        plus.append(part.replace(r"\pm", "+"))
+        if r"\pm" in part:
+            minus.append(part.replace(r"\pm", "-"))
+    first, *rest = parts
     right = [", ".join(parts), ", ".join([*plus, *minus]), ", ".join([*minus, *plus])]
-    return right, [", ".join(plus), ", ".join([f"{parts[0]} + 1", *parts[1:]])]
+    return right, [", ".join(plus), ", ".join([f"{first} + 1", *rest])]
 
 
-def of_matrix(text: str) -> tuple[list[str], list[str]]:
+def of_matrix(text: str) -> Forms:
     """Forms of a matrix: its first number changed, or its sign."""
     tight = re.sub(r" *(\\\\|&) *", r"\1", text)
     more = re.sub(r"\d+", lambda digits: str(int(digits[0]) + 1), text, count=1)
     return [text, another(text), tight], [more, f"-{text}"]
 
 
-def is_equation(text: str) -> bool:
-    """Whether a formula has two sides."""
-    return "=" in text
-
-
-def is_tuple(text: str) -> bool:
-    """Whether round brackets hold several formulas."""
-    return text[0] == "(" and text[-1] == ")" and len(split(text)) == 1 and len(split(text[1:-1])) > 1
-
-
-def forms(gold: str) -> tuple[list[str], list[str]]:
+def forms(gold: str) -> Forms:
     """Three right and two wrong formulas for a gold answer."""
     text = stated(gold)
     value = number(text)
+    based = re.fullmatch(r"(\d+)_\{?(\d+)\}?", text)
+    parts = split(text.removeprefix(r"\{").removesuffix(r"\}"))
     if value is not None:
         return of_number(value)
-    based = re.fullmatch(r"(\d+)_\{?(\d+)\}?", text)
     if based:
         return of_based(*based.groups())
     if re.fullmatch(WORDS, text):
@@ -222,11 +248,12 @@ def forms(gold: str) -> tuple[list[str], list[str]]:
         return of_matrix(text)
     if SETS.search(text):
         return of_set(text)
-    parts = split(text.removeprefix(r"\{").removesuffix(r"\}"))
     if r"\pm" in text:
         return of_two(parts)
     if len(parts) > 1:
         return of_list(parts)
     if is_tuple(text):
         return of_tuple(text)
-    return of_equation(text) if is_equation(text) else of_formula(text)
+    if "=" in text:
+        return of_equation(text)
+    return of_formula(text)

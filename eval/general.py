@@ -16,6 +16,7 @@ import io
 import re
 import tarfile
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -23,7 +24,8 @@ from torch.nn.utils.rnn import pad_sequence
 from eval import answering, common, fetch
 from eval.fetch import Item
 from eval.summary import summarise
-from infra.errors import UserError, demand, explained
+from infra.errors import demand, explained
+from model import Base
 
 LETTERS = "ABCD"
 CSV = re.compile(r"(?:.*/)?(?P<split>dev|val|test)/(?P<subject>\w+)_(?P=split)\.csv")
@@ -32,69 +34,97 @@ CSV = re.compile(r"(?:.*/)?(?P<split>dev|val|test)/(?P<subject>\w+)_(?P=split)\.
 def questions(raw: bytes, name: str) -> list[tuple[str, str]]:
     """(question with its choices, letter) of a CSV file. Raises UserError that names file and line."""
     damaged = f"mmlu.tar, {name}.csv: remove it, and it is fetched again"
+    rows = []
     with explained(damaged, (ValueError, csv.Error)):
         reader = csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""))
-        rows = [(reader.line_num, row) for row in reader if row]
+        for row in reader:
+            if row:
+                rows.append((reader.line_num, row))
     out = []
     for line, row in rows:
         demand(len(row) == 6 and row[5].strip() in tuple(LETTERS),
                f"{damaged} (line {line}: expected a question, four choices and a letter)")
-        choices = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, row[1:])]
-        out.append(("\n".join([row[0], *choices, "Answer:"]), row[5].strip()))
+        question, *choices, letter = row
+        lines = [question]
+        lines += map("{}. {}".format, LETTERS, choices)
+        out.append(("\n".join([*lines, "Answer:"]), letter.strip()))
     return out
+
+
+def unpack(path: Path, raw: bytes) -> dict[str, dict[str, bytes]]:
+    """Split -> subject -> CSV file, of the published archive. Raises UserError for a damaged one."""
+    files = {"dev": {}, "val": {}, "test": {}}
+    with explained(f"{path} cannot be read: remove it, and it is fetched again",
+                   (tarfile.TarError, EOFError, OSError, ValueError)):
+        with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
+            for member in tar:
+                match = CSV.fullmatch(member.name)
+                if match and member.isfile():
+                    files[match["split"]][match["subject"]] = tar.extractfile(member).read()
+    return files
 
 
 def load(data: str, split: str = "test", limit: int = 0) -> tuple[list[Item], dict[str, str]]:
     """The first `limit` (0 = all) questions of every subject, and the archive's SHA-256. Raises UserError
     for a damaged one. (The two spaces before the subject's name are the published code's.)"""
     path, raw, sha = fetch.read("mmlu", fetch.FILES["mmlu"][0], data)
-    files, items = {"dev": {}, "val": {}, "test": {}}, []
-    damaged = f"{path} cannot be read: remove it, and it is fetched again"
-    with explained(damaged, (tarfile.TarError, EOFError, OSError, ValueError)):
-        with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
-            for member in tar:
-                if (match := CSV.fullmatch(member.name)) and member.isfile():
-                    files[match["split"]][match["subject"]] = tar.extractfile(member).read()
-    demand(files[split] and files[split].keys() <= files["dev"].keys(),
-           f"{damaged} (it lacks questions ({split}) or examples (dev))")
+    files = unpack(path, raw)
+    demand(files[split] and files[split].keys() <= files["dev"].keys(), f"{path} cannot be read: remove it, "
+           f"and it is fetched again (it lacks questions ({split}) or examples (dev))")
+    items = []
     for subject, text in sorted(files[split].items()):
-        head = "The following are multiple choice questions (with answers) about  "
-        head += subject.replace("_", " ") + "."
-        shots = [" ".join(shot) for shot in questions(files["dev"][subject], f"{subject}_dev")[:5]]
-        for i, (question, gold) in enumerate(questions(text, f"{subject}_{split}")[:limit or None]):
-            prompt = "\n\n".join([head, *shots, question])
-            items.append(Item("mmlu", f"{split}/{subject}/{i}", prompt, gold))
+        named = subject.replace("_", " ")
+        head = [f"The following are multiple choice questions (with answers) about  {named}."]
+        head += map(" ".join, questions(files["dev"][subject], f"{subject}_dev")[:5])
+        asked = questions(text, f"{subject}_{split}")[:limit or None]
+        for number, (question, gold) in enumerate(asked):
+            prompt = "\n\n".join([*head, question])
+            items.append(Item("mmlu", f"{split}/{subject}/{number}", prompt, gold))
     return items, dict(mmlu=sha)
 
 
-def ask(item: Item, prompt_format: str, base) -> list[int]:
+def ask(item: Item, prompt_format: str, base: Base) -> list[int]:
     """Token ids of the prompt, and of what comes before the letter itself (in most vocabularies nothing)."""
     return list(base.tokenizer(f"{item.question} {LETTERS[0]}").input_ids[:-1])
 
 
-def letter_ids(tokenizer) -> list[int]:
+def letter_ids(tokenizer: object) -> list[int]:
     """The tokens of " A" to " D" after "Answer:". Raises UserError where more than the last one differs."""
-    whole = [tokenizer(f"Answer: {letter}").input_ids for letter in LETTERS]
-    if len({tuple(ids[:-1]) for ids in whole}) > 1 or len({ids[-1] for ids in whole}) < len(LETTERS):
-        raise UserError("this base's tokenizer has no token for each letter, so MMLU cannot be asked")
-    return [ids[-1] for ids in whole]
+    before, letters = set(), []
+    for letter in LETTERS:
+        *ids, last = tokenizer(f"Answer: {letter}").input_ids
+        before.add(tuple(ids))
+        letters.append(last)
+    demand(len(before) == 1 and len(set(letters)) == len(LETTERS),
+           "this base's tokenizer has no token for each letter, so MMLU cannot be asked")
+    return letters
 
 
 @torch.inference_mode()
 def letter_logps(population: common.Population, prompts: list[list[int]], members: list[str]) -> torch.Tensor:
     """Log-probabilities (B, 4) of the letters after each prompt, by its row's member, in one forward pass."""
-    base, device = population.base, population.base.model.embedding.device
-    ids = pad_sequence([torch.tensor(tokens) for tokens in prompts], batch_first=True).to(device)   # (B, T)
-    last = torch.tensor([len(tokens) - 1 for tokens in prompts], device=device)
-    member = torch.tensor([population.slots[name] for name in members], device=device)
-    lora = population.adapters and population.adapters.route(member, base.model.embedding.dtype)
-    hidden = base.model(ids, lora=lora)[torch.arange(len(prompts), device=device), last]            # (B, C)
+    base = population.base
+    device, dtype = base.model.embedding.device, base.model.embedding.dtype
+    ids = pad_sequence(list(map(torch.tensor, prompts)), batch_first=True).to(device)               # (B, T)
+    last = torch.tensor(list(map(len, prompts)), device=device) - 1                                 # (B,)
+    slots = [population.slots[name] for name in members]
+    lora = None
+    if population.adapters:
+        lora = population.adapters.route(torch.tensor(slots, device=device), dtype)
+    rows = torch.arange(len(prompts), device=device)
+    hidden = base.model(ids, lora=lora)[rows, last]                                                 # (B, C)
     logits = base.model.logits(hidden).float()                                                      # (B, V)
     return logits[:, letter_ids(base.tokenizer)] - logits.logsumexp(-1, keepdim=True)
 
 
-def likeliest(population: common.Population, rows: list[dict], ids: dict, args: argparse.Namespace,
-              prompt_format: str, ended: Callable[[list[int], list[dict]], None]) -> None:
+def likeliest(
+    population: common.Population,
+    rows: list[dict],
+    ids: dict[tuple[str, str], list[int]],
+    args: argparse.Namespace,
+    prompt_format: str,
+    ended: Callable[[list[int], list[dict]], None],
+) -> None:
     """As answering.answer_call, but the answer is the likeliest letter."""
     for start in range(0, len(rows), args.max_rows):
         part = rows[start:start + args.max_rows]
@@ -102,7 +132,8 @@ def likeliest(population: common.Population, rows: list[dict], ids: dict, args: 
         logps = letter_logps(population, prompts, [row["member"] for row in part])
         answers = []
         for logp, best in zip(logps.tolist(), logps.argmax(1).tolist()):
-            answers.append(dict(tokens=0, text=LETTERS[best], logp=[round(x, 4) for x in logp]))
+            digits = [round(x, 4) for x in logp]
+            answers.append(dict(tokens=0, text=LETTERS[best], logp=digits))
         ended(list(range(start, start + len(part))), answers)
 
 
@@ -122,10 +153,15 @@ def main(argv: list[str] | None = None) -> int:
     items, hashes = load(args.data, args.split, args.limit)
     if args.self_test:
         return answering.self_test(items, lambda item: item.gold, verify)
-    name = "eval-general" if args.split == "test" else f"eval-general-{args.split}"
+    name = "eval-general"
+    if args.split != "test":
+        name += f"-{args.split}"
     run, rows = answering.evaluate(args, name, items, hashes, ask, verify, likeliest)
-    subjects = summarise([row | dict(bench=row["id"].split("/")[1]) for row in rows], 1)
-    common.conclude(args, run, rows, split=args.split, subjects=subjects)
+    by_subject = []
+    for row in rows:
+        _, subject, _ = row["id"].split("/")
+        by_subject.append(row | dict(bench=subject))
+    common.conclude(args, run, rows, split=args.split, subjects=summarise(by_subject, max_new=1))
     return 0
 
 

@@ -9,12 +9,14 @@ Answers are graded by math-verify (pip install -r requirements-eval.txt). They g
 come, the numbers to summary.json and the terminal. The same command goes on where it stopped.
 """
 from contextlib import closing
+from functools import partial
 
 from eval import answering, common, fetch
 from eval.fetch import Item
 from eval.forms import forms
 from eval.grader import Grader
 from infra.errors import demand
+from model import Base
 from tasks.prompts import concluded
 
 SETS = ("aime24", "aime25", "amc23", "math500", "minerva", "gsm8k", "olympiadbench")
@@ -30,24 +32,37 @@ def item_of(bench: str, number: int, row: fetch.Row) -> Item:
     gold = str(gold).rpartition("####")[2].strip()
     demand(gold not in ("", "None"), "no answer")
     name = row.get("unique_id", row.get("id", row.get("idx", number)))
-    return Item(bench, str(name), row.get("problem") or row["question"], gold)
+    question = row.get("problem") or row["question"]
+    return Item(bench, str(name), question, gold)
 
 
-def ask(item: Item, prompt_format: str, base) -> str:
+def ask(item: Item, prompt_format: str, base: Base) -> str:
     """The question, with the request for an answer in a box."""
     return f"{item.question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 
 
-def told_apart(item: Item, grader: Grader) -> dict:
-    """Whether the grader tells three right and two wrong ways to write an item's gold answer apart: correct,
-    and the ones that it misjudged."""
-    misjudged = []
-    for formulas, is_right in zip(forms(item.gold), (True, False)):
-        for formula in formulas:
-            verdict = grader.grade(f"The answer is $\\boxed{{{formula}}}$.", item.gold)
-            if verdict["correct"] is not is_right:
-                misjudged.append(verdict | dict(formula=formula))
-    return dict(correct=not misjudged, gold=item.gold, misjudged=misjudged)
+def grade(grader: Grader, answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
+    """Verdicts on answers, with the gold ones."""
+    rows = []
+    for item, text in answers:
+        verdict = grader.grade(concluded(text, prompt_format), item.gold)
+        rows.append(verdict | dict(gold=item.gold))
+    return rows
+
+
+def tell_apart(grader: Grader, answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
+    """Whether the grader tells three right and two wrong ways to write each item's gold answer apart:
+    correct, and the ones that it misjudged. The answers themselves are passed over."""
+    rows = []
+    for item, _ in answers:
+        misjudged = []
+        for formulas, is_right in zip(forms(item.gold), (True, False)):
+            for formula in formulas:
+                verdict = grader.grade(f"The answer is $\\boxed{{{formula}}}$.", item.gold)
+                if verdict["correct"] is not is_right:
+                    misjudged.append(verdict | dict(formula=formula))
+        rows.append(dict(correct=not misjudged, gold=item.gold, misjudged=misjudged))
+    return rows
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,15 +71,10 @@ def main(argv: list[str] | None = None) -> int:
     args = common.check(parser.parse_args(argv))
     items, hashes = fetch.load(args, SETS, item_of)
     with closing(Grader()) as grader:
-        def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
-            return [grader.grade(concluded(text, prompt_format), item.gold) | dict(gold=item.gold)
-                    for item, text in answers]
-
-        def tell_apart(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
-            return [told_apart(item, grader) for item, _ in answers]
         if args.self_test:
-            return answering.self_test(items, lambda item: item.gold, tell_apart)
-        common.conclude(args, *answering.evaluate(args, "eval-math", items, hashes, ask, verify))
+            return answering.self_test(items, lambda item: item.gold, partial(tell_apart, grader))
+        answered = answering.evaluate(args, "eval-math", items, hashes, ask, partial(grade, grader))
+    common.conclude(args, *answered)
     return 0
 
 

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from infra.errors import UserError
+from infra.errors import demand
 
 EXACT_SIGNS = 16                    # seeds up to which every sign pattern is counted
 FEWEST_RUNS = 5                     # that have an interval
@@ -18,10 +18,9 @@ FEWEST_RUNS = 5                     # that have an interval
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Chance that one of k answers to a question is right, from n answers of which c are right: 1 - C(n-c, k)
     / C(n, k), unbiased (Chen et al. 2021, arXiv 2107.03374, eq. 1). Raises UserError for k > n."""
-    if not (0 <= c <= n and 1 <= k <= n):
-        raise UserError(f"pass@{k} from {n} answers, {c} of them right: k must be from 1 to the number of "
-                         "answers (--samples draws more), and right ones no more than answers")
-    return 1.0 - math.prod((n - c - i) / (n - i) for i in range(k))
+    demand(0 <= c <= n and 1 <= k <= n, f"pass@{k} from {n} answers, {c} of them right: k must be from 1 to "
+           "the number of answers (--samples draws more), and right ones no more than answers")
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def covered(answers: list[tuple[int, int]], k: int) -> float:
@@ -29,21 +28,29 @@ def covered(answers: list[tuple[int, int]], k: int) -> float:
     member how many it gave, and how many are right. Unbiased, as members answer independently; of one member
     pass@k. Raises UserError where k is no multiple of the members."""
     share, rest = divmod(k, len(answers))
-    if rest:
-        raise UserError(f"{k} answers cannot be dealt out evenly to {len(answers)} members")
-    return 1.0 - math.prod(1.0 - pass_at_k(n, right, share) for n, right in answers)
+    demand(rest == 0, f"{k} answers cannot be dealt out evenly to {len(answers)} members")
+    all_wrong = 1.0
+    for n, right in answers:
+        all_wrong *= 1 - pass_at_k(n, right, share)
+    return 1 - all_wrong
 
 
 def bootstrap(values: np.ndarray, percentiles: tuple[float, float] = (2.5, 97.5)) -> np.ndarray:
     """95% percentile interval (..., 2) of the mean of values (n, ...), such as differences, by 10,000 draws
     of items. All columns of a draw have the same items."""
-    n, items = len(values), np.reshape(values, (len(values), -1)).astype(float)
-    distinct, counts = np.unique(items, axis=0, return_counts=True)      # equal items are drawn as one
+    n = len(values)
+    items = np.reshape(values, (n, -1)).astype(float)                    # (n, columns)
+    # Equal items are drawn as one: most values are 0 or 1, and a benchmark has a thousand of them.
+    distinct, counts = np.unique(items, axis=0, return_counts=True)
     if len(distinct) == n:
         distinct = items
     rng = np.random.default_rng(0)
-    means = np.concatenate([rng.multinomial(n, counts / n, size=500) @ distinct / n for _ in range(20)])
-    interval = np.percentile(means.reshape(-1, *np.shape(values)[1:]), percentiles, axis=0)
+    means = []
+    for _ in range(20):
+        drawn = rng.multinomial(n, counts / n, size=500)                 # (500, distinct)
+        means.append(drawn @ distinct / n)
+    means = np.concatenate(means).reshape(-1, *np.shape(values)[1:])     # (10000, ...)
+    interval = np.percentile(means, percentiles, axis=0)
     return np.moveaxis(interval, 0, -1)
 
 
@@ -57,7 +64,8 @@ def widened(n: int) -> tuple[float, float]:
     angle = np.linspace(0, math.pi / 2, 100_001)
     density = np.cos(angle) ** (n - 2)
     below = np.append(0, np.cumsum(density[1:] + density[:-1]))
-    t = math.sqrt(n - 1) * math.tan(np.interp(0.95, below / below[-1], angle))
+    at_95 = np.interp(0.95, below / below[-1], angle)
+    t = math.sqrt(n - 1) * math.tan(at_95)
     tail = 100 * NormalDist().cdf(-math.sqrt(n / (n - 1)) * t)
     return tail, 100 - tail
 
@@ -65,7 +73,9 @@ def widened(n: int) -> tuple[float, float]:
 def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
     """95% interval of the mean of paired differences (S,) over runs; None under FEWEST_RUNS."""
     S = len(differences)
-    return tuple(bootstrap(differences, widened(S)).tolist()) if S >= FEWEST_RUNS else None
+    if S < FEWEST_RUNS:
+        return None
+    return tuple(bootstrap(differences, widened(S)).tolist())
 
 
 def sign_flip(differences: np.ndarray) -> float:
@@ -73,18 +83,21 @@ def sign_flip(differences: np.ndarray) -> float:
     under 2 / 2^S; beyond EXACT_SIGNS seeds under 100,000 of them, one of which is the observed."""
     S = len(differences)
     if S <= EXACT_SIGNS:
-        signs = np.array(list(itertools.product((1, -1), repeat=S))).reshape(2 ** S, S)
+        patterns = list(itertools.product((1, -1), repeat=S))            # the first one is all 1
+        signs = np.reshape(patterns, (2 ** S, S))
     else:
         signs = np.random.default_rng(0).choice((1, -1), size=(100_000, S))
         signs[0] = 1
     sums = np.abs(signs @ np.asarray(differences, float))
+    # A pattern whose sum is equal but for rounding counts.
     return float((sums >= sums[0] * (1 - 1e-12)).mean())
 
 
 def holm(p: list[float]) -> list[float]:
     """p-values adjusted for as many comparisons as there are (Holm 1979), in the order given."""
     order = np.argsort(p, kind="stable")
-    steps = [min(1.0, (len(p) - rank) * p[i]) for rank, i in enumerate(order)]
-    out = np.empty(len(p))
-    out[order] = np.maximum.accumulate(steps)
-    return out.tolist()
+    n_left = len(p) - np.arange(len(p))
+    steps = np.minimum(1.0, n_left * np.asarray(p)[order])
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.maximum.accumulate(steps)                       # never below an earlier one
+    return adjusted.tolist()

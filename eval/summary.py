@@ -3,7 +3,8 @@
 Rows are those of answers.jsonl: dicts with bench, id, member, sample, correct and tokens. A question counts
 once, as the mean of its samples. correct is None where the sandbox failed: see `comparable`.
 """
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -21,61 +22,110 @@ def comparable(rows: list[dict]) -> list[dict]:
 
 def shares(rows: list[dict], value: Callable = np.mean) -> dict[str, dict[str, dict]]:
     """Benchmark -> member -> item -> value(whether each of its samples is right), by default their share."""
-    out: dict = {}
+    out = {}
     for row in rows:
-        items = out.setdefault(row["bench"], {}).setdefault(row["member"], {})
+        members = out.setdefault(row["bench"], {})
+        items = members.setdefault(row["member"], {})
         items.setdefault(row["id"], []).append(row["correct"])
     for members in out.values():
         for items in members.values():
-            items.update({i: value(right) for i, right in items.items()})
+            for name, right in items.items():
+                items[name] = value(right)
     return out
+
+
+def tally(right: list[bool]) -> tuple[int, int]:
+    """For `shares`: how many samples there are, and how many are right."""
+    return len(right), sum(right)
+
+
+def asked_of_all(columns: Iterable[dict]) -> list[str]:
+    """The items that every column has. columns: item -> anything, of each member."""
+    return sorted(set.intersection(*map(set, columns)))
+
+
+def fewest_samples(tallies: dict[str, dict]) -> int:
+    """How many samples every item of every member has, at least. tallies: member -> item -> `tally`."""
+    return min(min(items.values())[0] for items in tallies.values())
+
+
+def n_right(tallies: dict[str, tuple[int, int]]) -> int:
+    """How many answers of a member are right. tallies: item -> `tally`."""
+    return sum(right for _, right in tallies.values())
+
+
+def members_in(share: Iterable[str]) -> list[str]:
+    """The names but the base's."""
+    return [name for name in share if name != BASE]
 
 
 def groups(names: list[str]) -> dict[str, list[str]]:
     """The members of each mean: of all, and of teachers and students where names say their roles."""
-    out = {MEAN: names} if len(names) > 1 else {}
-    by_role = {role: [name for name in names if name.split("/")[-1][0] == role] for role in "TS"}
-    if all(by_role.values()) and sum(map(len, by_role.values())) == len(names):
-        out |= {f"{MEAN} {role}": members for role, members in by_role.items()}
+    out = {}
+    if len(names) > 1:
+        out[MEAN] = names
+    by_role = {"T": [], "S": []}
+    for name in names:
+        initial = name.rpartition("/")[2][0]                    # of T0, or of NAME/step_80/T0
+        by_role.setdefault(initial, []).append(name)
+    if len(by_role) == 2 and by_role["T"] and by_role["S"]:
+        for role, members in by_role.items():
+            out[f"{MEAN} {role}"] = members
     return out
 
 
 def with_means(share: dict[str, dict]) -> dict[str, dict]:
     """The base first, then the members, then their means on the items that all have (see `groups`)."""
-    out = {name: share[name] for name in sorted(share, key=BASE.__ne__)}
-    for mean, names in groups([name for name in share if name != BASE]).items():
-        common = [i for i in share[names[0]] if all(i in share[name] for name in names)]
-        out[mean] = {i: np.mean([share[name][i] for name in names], 0) for i in common}
+    out = dict(share)
+    if BASE in share:
+        out = {BASE: share[BASE]} | share
+    for mean, names in groups(members_in(share)).items():
+        out[mean] = {}
+        for i in share[names[0]]:
+            if all(i in share[name] for name in names):
+                out[mean][i] = np.mean([share[name][i] for name in names], 0)
     return out
 
 
 def summarise(rows: list[dict], max_new: int) -> list[dict]:
     """One dict per benchmark and member, and for the members' means: what `table` shows. Share of right
     answers with Wilson interval, difference to the base with paired bootstrap interval, mean tokens of an
-    answer, share cut off at max_new tokens. Where verdicts tell it, also the share of malformed answers: what
-    rises early in a run is often the form alone."""
-    out, tokens, malformed = [], {}, {}
+    answer, share cut off at max_new tokens."""
+    tokens = {}
     for row in rows:
-        place = row["bench"], row["member"]
-        tokens.setdefault(place, []).append(row["tokens"])
-        if "verdict" in row:
-            malformed.setdefault(place, []).append(row["verdict"] == "malformed")
+        tokens.setdefault((row["bench"], row["member"]), []).append(row["tokens"])
+    out = []
     for bench, share in shares(rows).items():
-        members = groups([name for name in share if name != BASE])
+        means = groups(members_in(share))
         for name, items in with_means(share).items():
             right = np.array(list(items.values()))
-            line = dict(bench=bench, member=name, n=len(right), accuracy=float(right.mean()),
-                        interval=wilson(float(right.sum()), len(right)))
+            line = {
+                "bench": bench,
+                "member": name,
+                "n": len(right),
+                "accuracy": float(right.mean()),
+                "interval": wilson(float(right.sum()), len(right)),
+            }
             if name != BASE and BASE in share:
                 gain = right - np.array([share[BASE][i] for i in items])
-                line |= dict(minus_base=float(gain.mean()), minus_base_interval=bootstrap(gain).tolist())
-            places = [(bench, member) for member in members.get(name, [name])]
-            spent = np.concatenate([tokens[place] for place in places])
-            line |= dict(tokens=float(spent.mean()), cut=float((spent >= max_new).mean()))
-            if places[0] in malformed:
-                line |= dict(malformed=float(np.concatenate([malformed[place] for place in places]).mean()))
+                line["minus_base"] = float(gain.mean())
+                line["minus_base_interval"] = bootstrap(gain).tolist()
+            of_whom = means.get(name, [name])
+            spent = np.concatenate([tokens[bench, member] for member in of_whom])
+            line["tokens"] = float(spent.mean())
+            line["cut"] = float((spent >= max_new).mean())
             out.append(line)
     return out
+
+
+def pass_curves(tallies: dict[str, dict], ks: list[int]) -> dict[str, dict[str, list[float]]]:
+    """Member -> item -> pass@k for each k. tallies: member -> item -> `tally`."""
+    curves = {}
+    for member, items in tallies.items():
+        curves[member] = {}
+        for i, (n, right) in items.items():
+            curves[member][i] = [pass_at_k(n, right, k) for k in ks]
+    return curves
 
 
 def passes(rows: list[dict]) -> list[dict]:
@@ -83,21 +133,31 @@ def passes(rows: list[dict]) -> list[dict]:
     pass_at (len(k),) and, but for the base, the paired differences to it; with bootstrap intervals over the
     questions that all have answered. A mean is that of the members' pass@k."""
     out = []
-    for bench, counts in shares(rows, len).items():
-        ks = [2 ** i for i in range(min(min(items.values()) for items in counts.values()).bit_length())]
-        ids = sorted(set.intersection(*map(set, counts.values())))
-
-        def at_each(right: list[bool], ks: list[int] = ks) -> np.ndarray:
-            return np.array([pass_at_k(len(right), sum(right), k) for k in ks])
-        solved = with_means(shares([row for row in rows if row["bench"] == bench], at_each)[bench])
-        value = np.array([[solved[name][i] for name in solved] for i in ids])   # (items, members, k)
-        value = np.stack((value, value - value[:, :1]), 1)                      # less the first, the base's
-        mean, interval = value.mean(0).tolist(), bootstrap(value).tolist()
-        for place, name in enumerate(solved):
-            line = dict(bench=bench, member=name, n=len(ids), k=ks, pass_at=mean[0][place],
-                        intervals=interval[0][place])
-            if name != BASE and BASE in counts:
-                line |= dict(minus_base=mean[1][place], minus_base_intervals=interval[1][place])
+    for bench, tallies in shares(rows, tally).items():
+        ks = [2 ** i for i in range(fewest_samples(tallies).bit_length())]
+        ids = asked_of_all(tallies.values())
+        curves = with_means(pass_curves(tallies, ks))
+        columns = []
+        for items in curves.values():
+            columns.append([items[i] for i in ids])
+        values = np.stack(columns, axis=1)                                      # (items, members, k)
+        gains = values - values[:, :1]                                          # the first is the base
+        # In one draw of the bootstrap all members answer the same questions.
+        both = np.stack((values, gains), axis=1)
+        mean, gain = both.mean(0).tolist()
+        interval, gain_interval = bootstrap(both).tolist()
+        for m, name in enumerate(curves):
+            line = {
+                "bench": bench,
+                "member": name,
+                "n": len(ids),
+                "k": ks,
+                "pass_at": mean[m],
+                "intervals": interval[m],
+            }
+            if name != BASE and BASE in tallies:
+                line["minus_base"] = gain[m]
+                line["minus_base_intervals"] = gain_interval[m]
             out.append(line)
     return out
 
@@ -107,50 +167,68 @@ def coverage(rows: list[dict]) -> list[dict]:
     k answers is right, one from each of the k members; all from one of them, mean over who it is; all from
     the member that is right most often. With bootstrap intervals of differences; [] with fewer samples."""
     out = []
-    for bench, answers in shares(rows, lambda right: (len(right), sum(right))).items():
-        names = [name for name in answers if name != BASE]
+    for bench, tallies in shares(rows, tally).items():
+        names = members_in(tallies)
         names = groups(names).get(f"{MEAN} S", names)
-        k, fewest = len(names), min(n for items in answers.values() for n, _ in items.values())
-        if not 2 <= k <= fewest:
+        k = len(names)
+        if not 2 <= k <= fewest_samples(tallies):
             continue
-        best = max(names, key=lambda name: sum(right for _, right in answers[name].values()))
-        values = []
-        for i in sorted(set.intersection(*(set(answers[name]) for name in names))):
-            alone = {name: covered([answers[name][i]], k) for name in names}
-            together = covered([answers[name][i] for name in names], k)
-            values.append([together, np.mean(list(alone.values())), alone[best]])
-        members, one, of_best = np.transpose(values)
-        line = dict(bench=bench, n=len(values), k=k, members=float(members.mean()), one=float(one.mean()))
-        line |= dict(minus_one=bootstrap(members - one).tolist(), best=best, best_one=float(of_best.mean()))
-        out.append(line | dict(minus_best=bootstrap(members - of_best).tolist()))
+        together, alone = [], []
+        for i in asked_of_all(tallies[name] for name in names):
+            each = [tallies[name][i] for name in names]
+            together.append(covered(each, k))
+            alone.append([covered([own], k) for own in each])
+        together, alone = np.array(together), np.array(alone)                   # (items,), (items, k)
+        one = alone.mean(1)
+        best = max(names, key=lambda name: n_right(tallies[name]))
+        of_best = alone[:, names.index(best)]
+        out.append({
+            "bench": bench,
+            "n": len(together),
+            "k": k,
+            "members": float(together.mean()),
+            "one": float(one.mean()),
+            "minus_one": bootstrap(together - one).tolist(),
+            "best": best,
+            "best_one": float(of_best.mean()),
+            "minus_best": bootstrap(together - of_best).tolist(),
+        })
     return out
 
 
-def cell(name: str, value) -> str:
+# ---- tables ------------------------------------------------------------------------------------------------
+
+def cell(name: str, value: object) -> str:
     """A value as text: an interval as "low .. high", what is less the base with its sign."""
     if isinstance(value, (tuple, list)):
-        return " .. ".join(cell(name, x) for x in value)
-    sign = "+" if name.startswith("minus") else ""
-    return f"{value:{sign}.3f}" if isinstance(value, float) else str(value)
+        low, high = value
+        return f"{cell(name, low)} .. {cell(name, high)}"
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:+.3f}" if name.startswith("minus") else f"{value:.3f}"
 
 
 def table(lines: list[dict]) -> str:
     """What `summarise` gives, a column for every key."""
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    rows = [[cell(name, line.get(name, "")) for name in names] for line in lines]
-    rows.insert(0, [name.replace("_", " ") for name in names])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    columns = []
+    for name in dict.fromkeys(itertools.chain(*lines)):
+        column = [name.replace("_", " ")]
+        for line in lines:
+            column.append(cell(name, line.get(name, "")))
+        width = max(map(len, column))
+        columns.append([text.ljust(width) for text in column])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns))
 
 
 def pass_table(lines: list[dict]) -> str:
     """What `passes` gives, and the difference to the base at the largest k with its interval."""
     rows = []
     for line in lines:
-        row = dict(bench=line["bench"], member=line["member"], n=line["n"])
-        row |= {f"@{k}": share for k, share in zip(line["k"], line["pass_at"])}
+        row = {name: line[name] for name in ("bench", "member", "n")}
+        for k, share in zip(line["k"], line["pass_at"]):
+            row[f"@{k}"] = share
         if "minus_base" in line:
-            row[f"minus base @{line['k'][-1]}"] = line["minus_base"][-1]
+            row[f"minus base @{k}"] = line["minus_base"][-1]
             row["minus base interval"] = line["minus_base_intervals"][-1]
         rows.append(row)
     return table(rows)

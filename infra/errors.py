@@ -18,6 +18,10 @@ class UserError(Exception):
     """What the user gave cannot be used; the text says what would be."""
 
 
+class Interrupted(Exception):
+    """SIGINT or SIGTERM arrived; raised where it is safe to stop."""
+
+
 class Refused(Exception):
     """A model's text, or what came of it, is not what was asked for: "reason" or "reason: details".
 

@@ -5,7 +5,7 @@ and when it is over. --halt-on NAMES ends the run when one of these begins; resu
 """
 from config import ALARMS
 from evolve import ROLES
-from run.platform import Interrupted
+from infra.errors import Interrupted
 from selfplay import mean
 
 WINDOW = 5                  # steps: "now" is a mean over the latest, "the start" over the first

@@ -15,6 +15,7 @@ import torch
 
 from config import Config, resolve_config
 from infra.distributed import Ranks
+from infra.errors import Interrupted
 from verifier import PortableVerifier, Sandbox
 
 # Folders of which no run computes anything
@@ -33,10 +34,6 @@ class Stopwatch:
         now = time.perf_counter()
         self.seconds[phase] = round(now - self.last, 3)
         self.last = now
-
-
-class Interrupted(Exception):
-    """SIGINT or SIGTERM arrived; raised where it is safe to stop."""
 
 
 class Signals:

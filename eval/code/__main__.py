@@ -42,7 +42,9 @@ def question(problem: Problem) -> str:
     """The question as its benchmark puts it to a chat model."""
     if not problem.is_live:
         return ASK.format(problem.prompt.strip())
-    form, code = (LIVE_STARTER, problem.starter) if problem.starter else (LIVE_STDIN, "# YOUR CODE HERE")
+    form, code = LIVE_STDIN, "# YOUR CODE HERE"
+    if problem.starter:
+        form, code = LIVE_STARTER, problem.starter
     return (f"### Question:\n{problem.prompt}\n\n### Format: {form}\n```python\n{code}\n```\n\n"
             "### Answer: (use the provided format with backticks)\n\n")
 
@@ -54,14 +56,19 @@ def ask(problem: Problem, prompt_format: str, base: Base) -> str | Prompt | list
     if prompt_format == "envelope":
         return question(problem)
     if prompt_format == "plain":
-        text = question(problem) if problem.is_live else problem.prompt.strip() + "\n"
+        text = problem.prompt.strip() + "\n"
+        if problem.is_live:
+            text = question(problem)
         return list(base.tokenizer(text).input_ids)
     if problem.is_live:
         return Prompt(question(problem), system=LIVE_SYSTEM)
-    messages = [dict(role="user", content=question(problem)),
-                dict(role="assistant", content=f"{BEGIN}{MARK}\n```\n")]
+    messages = [
+        dict(role="user", content=question(problem)),
+        dict(role="assistant", content=f"{BEGIN}{MARK}\n```\n"),
+    ]
     text = chat_text(messages, prompt_format, base.tokenizer, begins=False, day=base.day)
-    return list(base.tokenizer(text.split(MARK)[0], add_special_tokens=False).input_ids)
+    text, _, _ = text.partition(MARK)
+    return list(base.tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def program(problem: Problem, text: str, prompt_format: str) -> str:
@@ -78,28 +85,47 @@ def program(problem: Problem, text: str, prompt_format: str) -> str:
     return extract(text, problem.entry)
 
 
-def verify(sandbox: Sandbox, known: dict, answers: list[tuple[Problem, str]],
-           prompt_format: str) -> list[dict]:
-    """Rows of answers.jsonl, without what all benchmarks have, for (problem, text). known: the tests of the
-    problems that were asked before; those of LiveCodeBench are large, and made again each time."""
-    problems = {(problem.bench, problem.id): problem for problem, _ in answers}
-    new = [problem for place, problem in problems.items() if place not in known]
+def verify(
+    sandbox: Sandbox,
+    known: dict[tuple[str, str], suites.Suite],     # tests of the problems that were asked before
+    answers: list[tuple[Problem, str]],
+    prompt_format: str,
+) -> list[dict]:
+    """Rows of answers.jsonl, without what all benchmarks have. Adds to `known`, but for LiveCodeBench: its
+    tests are large, and made again each time."""
+    new = {place_of(problem): problem for problem, _ in answers if place_of(problem) not in known}
     made = dict(known)
-    for suite in suites.suites(sandbox, new):
-        place = suite.problem.bench, suite.problem.id
-        made[place] = suite
+    for suite in suites.suites(sandbox, list(new.values())):
+        made[place_of(suite.problem)] = suite
         if not suite.problem.is_live:
-            known[place] = suite
-    programs = [(made[p.bench, p.id], program(p, text, prompt_format)) for p, text in answers]
-    rows = suites.verify(sandbox, programs)
-    return [dict(correct=row["plus"], **row, program=code) for row, (_, code) in zip(rows, programs)]
+            known[place_of(suite.problem)] = suite
+    programs = []
+    for problem, text in answers:
+        programs.append((made[place_of(problem)], program(problem, text, prompt_format)))
+    rows = []
+    for row, (_, code) in zip(suites.verify(sandbox, programs), programs):
+        rows.append(dict(correct=row["plus"], **row, program=code))
+    return rows
+
+
+def place_of(problem: Problem) -> tuple[str, str]:
+    """Which problem it is."""
+    return problem.bench, problem.id
 
 
 def both(rows: list[dict]) -> list[dict]:
     """Rows for the table: those of HumanEval+ and MBPP+ also by the base tests alone, without the +."""
-    by_base = [row | dict(bench=row["bench"][:-1], correct=row.get("base", False))
-               for row in rows if row["bench"].endswith("+")]
+    by_base = []
+    for row in rows:
+        if row["bench"].endswith("+"):
+            bench = row["bench"].removesuffix("+")
+            by_base.append(row | dict(bench=bench, correct=row.get("base", False)))
     return by_base + rows
+
+
+def published(problem: Problem) -> str:
+    """The published solution, as a model that follows its prompt gives it."""
+    return f"```python\n{problem.canonical}\n```"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -110,20 +136,20 @@ def main(argv: list[str] | None = None) -> int:
                         help="of CRUXEval: choose members on validation, claim on test")
     parser.set_defaults(max_new=None)
     args = common.check(parser.parse_args(argv))
-    tasks = [name for name in common.choose(args.bench, SETS + cruxeval.SETS) if name in cruxeval.SETS]
-    if tasks:
-        demand(len(tasks) == len(common.choose(args.bench, SETS + cruxeval.SETS)), "--bench: give cruxeval-o "
-               "and cruxeval-i in a command of their own, since they are put in the run's prompt format")
+    names = common.choose(args.bench, SETS + cruxeval.SETS)
+    if set(names) & set(cruxeval.SETS):
+        demand(set(names) <= set(cruxeval.SETS), "--bench: give cruxeval-o and cruxeval-i in a command of "
+               "their own, since they are put in the run's prompt format")
         with Sandbox(args.workers, profile="eval") as sandbox:
-            return cruxeval.main(args, tasks, sandbox)
+            return cruxeval.main(args, names, sandbox)
     args.max_new = args.max_new or MAX_NEW
     problems, hashes = fetch.load(args, SETS, problem_of)
     with Sandbox(args.workers, profile="eval") as sandbox:
+        judge = partial(verify, sandbox, {})
         if args.self_test:
-            published = [problem for problem in problems if not problem.is_live]       # it has no solutions
-            return answering.self_test(published, lambda problem: f"```python\n{problem.canonical}\n```",
-                                       partial(verify, sandbox, {}))
-        answered = answering.evaluate(args, "eval-code", problems, hashes, ask, partial(verify, sandbox, {}))
+            solved = [problem for problem in problems if not problem.is_live]       # it has no solutions
+            return answering.self_test(solved, published, judge)
+        answered = answering.evaluate(args, "eval-code", problems, hashes, ask, judge)
     common.conclude(args, *answered, both, sandbox=sandbox.tier)
     return 0
 

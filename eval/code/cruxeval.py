@@ -10,7 +10,13 @@ from tasks.prompts import fenced, show
 from verifier import Sandbox
 
 SETS = tuple(cruxeval.KINDS)
-FORMATS_OF = dict(auto="", chat="chat", direct="direct", envelope="base")      # --prompt -> prompt format
+# --prompt -> prompt format
+FORMATS_OF = {
+    "auto": "",
+    "chat": "chat",
+    "direct": "direct",
+    "envelope": "base",
+}
 
 
 def items_of(args: argparse.Namespace, benches: list[str], sandbox: Sandbox) -> tuple[list[Item], dict]:
@@ -22,8 +28,8 @@ def items_of(args: argparse.Namespace, benches: list[str], sandbox: Sandbox) -> 
     items = []
     for bench in benches:
         tasks = cruxeval.tasks_of(rows, cruxeval.KINDS[bench], "exact", sandbox.run)
-        own = [Item(bench, id, task) for id, task in tasks.items()]
-        items += own[:args.limit or None]
+        for id in list(tasks)[:args.limit or None]:
+            items.append(Item(bench, id, tasks[id]))
     return items, {known["file"]: sha}
 
 
@@ -38,15 +44,15 @@ def main(args: argparse.Namespace, benches: list[str], sandbox: Sandbox) -> int:
     """Asks base and members; 0, or 1 where a published answer does not pass the self-test."""
     items, hashes = items_of(args, benches, sandbox)
     if args.self_test:
-        verify = examiner(sandbox, "direct")[1]
+        _, verify = examiner(sandbox, "direct")
         return answering.self_test(items, published, lambda answers, _: verify(answers))
     demand(args.prompt in FORMATS_OF, f"--prompt {args.prompt}: CRUXEval's questions are tasks of self-play, "
            f"which are put as {', '.join(FORMATS_OF)}")
     args.prompt_format = FORMATS_OF[args.prompt]
     population = formatted(args, common.load(args))
     prompt_format = population.base.prompt_format
-    default = f"eval-cruxeval-{args.split}"
-    out, done = common.open_out(args, population, f"task {prompt_format}", hashes, default)
+    name = f"eval-cruxeval-{args.split}"
+    out, done = common.open_out(args, population, f"task {prompt_format}", hashes, name)
     ask, verify = examiner(sandbox, prompt_format)
     rows = answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
     common.conclude(args, out, rows, split=args.split, limit=args.limit, sandbox=sandbox.tier)

@@ -23,18 +23,17 @@ MAX_UNPACKED = 1 << 30
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. entry: the function to be called, None for a program that reads standard input. base,
-    plus: the inputs of EvalPlus's two sets of tests. packed: LiveCodeBench's tests, which take more memory
-    than most machines have: see `live_tests`."""
+    """One problem of a benchmark."""
     bench: str
     id: str
     prompt: str
-    entry: str | None
+    entry: str | None               # the function to be called; None: a program that reads standard input
     canonical: str = ""
-    base: tuple[str, ...] = ()
+    base: tuple[str, ...] = ()      # the inputs of EvalPlus's two sets of tests
     plus: tuple[str, ...] = ()
     atol: float = 0.0
     starter: str = ""
+    # LiveCodeBench's tests, unpacked by live_tests each time: they take more memory than most machines have.
     packed: tuple[str, ...] = field(default=(), repr=False)
 
     @property
@@ -43,14 +42,23 @@ class Problem:
         return self.bench == "livecodebench"
 
 
+# ---- the types that JSON lost ------------------------------------------------------------------------------
+
 def tuples(values: list) -> list[tuple]:
     """Lists in a list as tuples."""
-    return [tuple(value) for value in values]
+    return list(map(tuple, values))
 
 
-def deep_tuple(value):
+def deep_tuple(value: object) -> object:
     """Lists at every level as tuples."""
-    return tuple(map(deep_tuple, value)) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    return tuple(map(deep_tuple, value))
+
+
+def lists_as_tuples(values: list) -> tuple:
+    """A tuple, and so each list in it."""
+    return tuple(tuple(x) if isinstance(x, list) else x for x in values)
 
 
 RULES = [
@@ -62,15 +70,17 @@ RULES = [
     ({124}, lambda a: [float(a[0]), complex(a[1])]),
     ({252}, lambda a: [complex(a[0])]),
     ({250, 405, 446, 617, 720, 763, 808, 307}, lambda a: [tuple(a[0]), *a[1:]]),
-    ({278}, lambda a: [tuple(tuple(x) if isinstance(x, list) else x for x in a[0])]),
+    ({278}, lambda a: [lists_as_tuples(a[0])]),
     ({722}, lambda a: [{key: tuple(value) for key, value in a[0].items()}, *a[1:]]),
-    ({259, 401, 445, 580, 615, 791}, lambda a: list(map(deep_tuple, a)))]
+    ({259, 401, 445, 580, 615, 791}, lambda a: list(map(deep_tuple, a))),
+]
 
 
 def restore(task: str, arguments: list) -> list:
     """The arguments of one MBPP+ call with the types that JSON lost. Raises UserError for another call's."""
+    task_number = int(task.rpartition("/")[2])
     for numbers, rule in RULES:
-        if int(task.rpartition("/")[2]) in numbers:
+        if task_number in numbers:
             try:
                 return rule(arguments)
             except (TypeError, ValueError, LookupError) as error:       # of another shape than published
@@ -81,14 +91,19 @@ def restore(task: str, arguments: list) -> list:
 def call_text(arguments: list) -> str:
     """Arguments as between the parentheses of a call; infinity, which has no literal, as 1e999."""
     pieces = re.split(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", ", ".join(map(repr, arguments)))
-    pieces[::2] = [re.sub(r"\binf\b", "1e999", piece) for piece in pieces[::2]]         # outside of strings
+    for outside in range(0, len(pieces), 2):            # every other piece is a string
+        pieces[outside] = re.sub(r"\binf\b", "1e999", pieces[outside])
     return "".join(pieces)
+
+
+# ---- LiveCodeBench's tests ---------------------------------------------------------------------------------
 
 
 class NoClasses(pickle.Unpickler):
     """Reads strings, numbers and containers; whatever names a class or a function is refused."""
 
-    def find_class(self, module, name):
+    def find_class(self, module: str, name: str) -> None:
+        """Refuses."""
         raise pickle.UnpicklingError(f"names {module}.{name}")
 
 
@@ -105,42 +120,62 @@ def unpack(packed: str) -> list[dict]:
     with explained("tests cannot be unpacked"):
         tests = json.loads(packed)
     demand(isinstance(tests, list), "tests cannot be unpacked (they are no list)")
+    out = []
     for test in tests:
-        shaped = isinstance(test, dict) and {"input", "output"} <= test.keys()
-        demand(shaped, "tests cannot be unpacked (each has an input and an output)")
-    return [dict(input=str(test["input"]), output=str(test["output"])) for test in tests]
+        demand(isinstance(test, dict) and {"input", "output"} <= test.keys(),
+               "tests cannot be unpacked (each has an input and an output)")
+        out.append(dict(input=str(test["input"]), output=str(test["output"])))
+    return out
 
 
 def live_tests(problem: Problem) -> tuple[tuple[str, ...], list[str]]:
     """Inputs and expected outputs of LiveCodeBench's problem: public ones first, as there."""
-    tests = [test for part in problem.packed for test in unpack(part)]
-    inputs = [test["input"] for test in tests]
-    if problem.entry:
-        with explained("an input is no JSON, an argument a line", ValueError):
-            calls = [list(map(json.loads, text.split("\n"))) for text in inputs]
-        inputs = list(map(call_text, calls))
-    return tuple(inputs), [test["output"] for test in tests]
+    inputs, outputs = [], []
+    for part in problem.packed:
+        for test in unpack(part):
+            text = test["input"]
+            if problem.entry:
+                with explained("an input is no JSON, an argument a line", ValueError):
+                    call = list(map(json.loads, text.split("\n")))
+                text = call_text(call)
+            inputs.append(text)
+            outputs.append(test["output"])
+    return tuple(inputs), outputs
 
+
+# ---- a row of a published file -----------------------------------------------------------------------------
 
 def problem_of(bench: str, number: int, row: Row) -> Problem:
     """A problem from a row of its published file. Raises UserError for another one's."""
     if bench == "livecodebench":
-        metadata = json_object(row.typed("metadata", str, type(None)) or "{}")
-        packed = row.typed("public_test_cases", str), row.typed("private_test_cases", str)
-        problem = Problem(bench, str(row["question_id"]), row.typed("question_content", str),
-                          metadata.get("func_name"), starter=row["starter_code"] or "", packed=packed)
-        live_tests(problem)                         # raises where they are not in order
-        return problem
-    texts = [row.typed(name, str) for name in ("task_id", "prompt", "canonical_solution", "entry_point")]
-    id, prompt, canonical, entry = texts
-    inputs = []
-    for part in ("base_input", "plus_input"):
-        calls = row.typed(part, list, dict, type(None)) or []
-        for call in calls:
-            demand(isinstance(call, list), f"{part!r} has a call {call!r:.60}")
-        if bench == "mbpp+":
-            calls = [restore(id, call) for call in calls]
-        inputs.append(tuple(map(call_text, calls)))
+        return live_problem(row)
+    id, prompt = row.typed("task_id", str), row.typed("prompt", str)
+    canonical, entry = row.typed("canonical_solution", str), row.typed("entry_point", str)
     if bench == "humaneval+":
         canonical = prompt + canonical
-    return Problem(bench, id, prompt, entry, canonical, *inputs, atol=float(row.typed("atol", int, float)))
+    inputs = []
+    for part in ("base_input", "plus_input"):
+        calls = []
+        for call in row.typed(part, list, dict, type(None)) or []:
+            demand(isinstance(call, list), f"{part!r} has a call {call!r:.60}")
+            if bench == "mbpp+":
+                call = restore(id, call)
+            calls.append(call_text(call))
+        inputs.append(tuple(calls))
+    atol = float(row.typed("atol", int, float))
+    return Problem(bench, id, prompt, entry, canonical, *inputs, atol=atol)
+
+
+def live_problem(row: Row) -> Problem:
+    """LiveCodeBench's. Raises UserError where its tests are not in order."""
+    metadata = json_object(row.typed("metadata", str, type(None)) or "{}")
+    problem = Problem(
+        "livecodebench",
+        str(row["question_id"]),
+        row.typed("question_content", str),
+        metadata.get("func_name"),
+        starter=row["starter_code"] or "",
+        packed=(row.typed("public_test_cases", str), row.typed("private_test_cases", str)),
+    )
+    live_tests(problem)
+    return problem

@@ -5,6 +5,7 @@ it; text beyond MAX_CHARS is cut off, and MAX_PARSED bounds the work on one text
 """
 import ast
 import re
+from dataclasses import dataclass
 
 from infra.errors import Refused
 from tasks.complexity import DEFINITIONS, parse
@@ -32,39 +33,53 @@ def names(node: ast.stmt) -> list[str]:
     """The names that a top-level definition or assignment makes; none for other statements."""
     if isinstance(node, DEFINITIONS):
         return [node.name]
+    found = []
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        return [x.id for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)]
-    return []
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                found.append(part.id)
+    return found
 
 
-def defines(tree: ast.Module, name: str | None) -> bool:
-    """Whether the top level defines or assigns a name."""
-    return any(name in names(node) for node in tree.body)
+@dataclass(frozen=True)
+class Run:
+    """Lines that follow one another in a text and are Python."""
+    source: str
+    tree: ast.Module
+
+    def defines(self, name: str | None) -> bool:
+        """Whether the top level defines or assigns a name."""
+        return any(name in names(node) for node in self.tree.body)
+
+    def n_lines(self) -> int:
+        """Lines that are not empty."""
+        return sum(bool(line.strip()) for line in self.source.split("\n"))
 
 
-def longest(text: str, entry: str | None) -> tuple[str, ast.Module]:
-    """The longest run of Python lines, not counting empty ones, with its tree; one that defines the entry
-    first. Each run begins where a statement may, and not inside of another."""
-    lines, runs = text[:MAX_CHARS].split("\n"), [("", ast.Module([], []))]
+def longest(text: str, entry: str | None) -> Run:
+    """The longest run of Python lines, not counting empty ones; one that defines the entry first. Each run
+    begins where a statement may, and not inside of another."""
+    lines = text[:MAX_CHARS].split("\n")
+    runs = [Run("", ast.Module([], []))]
     end, left = 0, MAX_PARSED
     for start, line in enumerate(lines):
         if start < end or not START.match(line):
             continue
         last = len(lines)
         while last > start and left > 0:
-            run = "\n".join(lines[start:last])
-            left -= len(run) + 100
+            source = "\n".join(lines[start:last])
+            left -= len(source) + 100
             try:
-                runs.append((run, parse(run, MAX_CHARS)))
+                runs.append(Run(source, parse(source, MAX_CHARS)))
                 end = last
                 break
             except Refused as error:
-                at = getattr(error.__context__, "lineno", None)            # of the SyntaxError behind it
-                last = min(last - 1, start + at - 1) if at else last - 1
-
-    def size(run: tuple[str, ast.Module]) -> tuple[bool, int]:
-        return defines(run[1], entry), sum(bool(line.strip()) for line in run[0].split("\n"))
-    return max(runs, key=size)
+                # The SyntaxError behind it knows the line that is none of the program.
+                at = getattr(error.__context__, "lineno", None)
+                last -= 1
+                if at:
+                    last = min(last, start + at - 1)
+    return max(runs, key=lambda run: (run.defines(entry), run.n_lines()))
 
 
 def returns(node: ast.stmt) -> bool:
@@ -72,23 +87,29 @@ def returns(node: ast.stmt) -> bool:
     return not isinstance(node, ast.FunctionDef) or any(isinstance(x, ast.Return) for x in ast.walk(node))
 
 
-def needed(source: str, tree: ast.Module, entry: str) -> str:
+def needed(run: Run, entry: str) -> str:
     """The lines of imports, and of the definitions and assignments that the entry point depends on."""
-    first: dict[str, ast.stmt] = {}
-    for node in tree.body:
-        for name in names(node):                    # of a function the first that returns something
-            if name not in first or not returns(first[name]) and returns(node):
+    first: dict[str, ast.stmt] = {}                 # of a function the first that returns something
+    kept = []
+    for node in run.tree.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            kept.append(node)
+        for name in names(node):
+            if name not in first or returns(node) and not returns(first[name]):
                 first[name] = node
-    kept, todo = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))], [entry]
+    todo = [entry]
     while todo:
-        if node := first.pop(todo.pop(), None):
+        node = first.pop(todo.pop(), None)
+        if node:
             kept.append(node)
             todo += [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
     numbers = set()
     for node in kept:
-        begins = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        decorators = getattr(node, "decorator_list", [])
+        begins = min(part.lineno for part in [node, *decorators])
         numbers.update(range(begins, node.end_lineno + 1))
-    return "\n".join(line for number, line in enumerate(source.split("\n"), 1) if number in numbers)
+    lines = run.source.split("\n")
+    return "\n".join(lines[number - 1] for number in sorted(numbers))
 
 
 def extract(text: str, entry: str | None) -> str:
@@ -97,8 +118,11 @@ def extract(text: str, entry: str | None) -> str:
     text = text.replace("\r\n", "\n").replace("\r", "\n")         # as Python's parser counts lines
     blocks = [body for _, body in read_blocks(text[:4 * MAX_CHARS])][-8:]
     if entry is None:
-        whole = [longest(block, None)[0] for block in [*reversed(blocks), text]]
-        return next((run for run in whole if run.strip()), "")
-    parts = [longest(part, entry) for part in (*blocks, text)]
-    source, tree = max(parts, key=lambda run: (defines(run[1], entry), run[0].count("\n")))
-    return needed(source, tree, entry) if defines(tree, entry) else ""
+        for part in [*reversed(blocks), text]:
+            run = longest(part, None)
+            if run.source.strip():
+                return run.source
+        return ""
+    runs = [longest(part, entry) for part in [*blocks, text]]
+    best = max(runs, key=lambda run: (run.defines(entry), run.source.count("\n")))
+    return needed(best, entry) if best.defines(entry) else ""

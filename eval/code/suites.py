@@ -6,9 +6,11 @@ same sandbox.
 LiveCodeBench as its testing_util does: printed lines stripped and then equal, or equal as decimal numbers;
 returned values by ==, a tuple counting as a list.
 """
+import itertools
 import json
 import math
 from ast import literal_eval
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -48,55 +50,73 @@ AS_BOOL = "out = out if isinstance(out, bool) else out is not None"
 # What LiveCodeBench puts before a program
 MODULES = ("string re datetime collections heapq bisect copy math random statistics itertools functools "
            "operator io sys json").split()
-PREAMBLE = "".join(f"from {name} import *\n" for name in [*MODULES, "builtins", "typing"]) + \
-    f"import {', '.join(MODULES)}\nsys.setrecursionlimit(50000)\n"
+PREAMBLE = "".join(f"from {name} import *\n" for name in [*MODULES, "builtins", "typing"])
+PREAMBLE += f"import {', '.join(MODULES)}\nsys.setrecursionlimit(50000)\n"
 
 
 # ---- comparison --------------------------------------------------------------------------------------------
 
-def is_floats(value) -> bool:
+def is_floats(value: object) -> bool:
     """A float, or a sequence of floats and nothing else; an empty one is none."""
     if isinstance(value, (list, tuple)):
-        return bool(value) and all(isinstance(x, float) for x in value)
+        return set(map(type, value)) == {float}
     return isinstance(value, float)
 
 
-def same_set(out, expected) -> bool:
+def same_set(out: Iterable, expected: Iterable) -> bool:
     """set(out) == set(expected), but values of one hash do not meet in one set: that takes quadratic time.
     Only the expected values are put into a table. Raises TypeError for what is no set of hashable values."""
-    places = {value: place for place, value in enumerate(dict.fromkeys(expected))}
-    of_out = [places.get(value) for value in out]
-    return None not in of_out and len(set(of_out)) == len(places)
+    places = {}
+    for value in expected:
+        places.setdefault(value, len(places))
+    of_out = set(map(places.get, out))              # None: not expected
+    return of_out == set(places.values())
 
 
-def oracle(problem: Problem, given: str, out) -> bool:
+def oracle(problem: Problem, given: str, out: object) -> bool:
     """Whether EvalPlus takes a value that is not the canonical solution's, by the problem's own rule."""
-    name = problem.entry if problem.bench == "mbpp+" else ""
+    name = problem.entry
+    if problem.bench != "mbpp+":
+        return False
     if name == "surface_Area":                      # where height is meant as that of the apex
         edge, height = literal_eval(given)
         surface = round(edge ** 2 + 2 * edge * math.sqrt((edge / 2) ** 2 + height ** 2))
         return abs(out - surface) <= problem.atol
     if name == "digit_distance_nums":               # digit by digit, the shorter number filled with zeros
         a, b = map(str, literal_eval(given))
-        return out == sum(abs(int(x) - int(y)) for x, y in zip(a.zfill(len(b)), b.zfill(len(a))))
+        n = max(len(a), len(b))
+        pairs = zip(a.zfill(n), b.zfill(n))
+        return out == sum(abs(int(x) - int(y)) for x, y in pairs)
     return name == "are_equivalent" or name == "sum_div" and out == 0
 
 
-def agrees(problem: Problem, given: str, out, expected, atol: float, same_type: bool = True) -> bool:
-    """Whether one value is right for EvalPlus; whatever a strange value does is wrong. same_type: whether
-    both were of one type where they were returned, for what is no builtin value has become one."""
+def length(value: object) -> int:
+    """Of a list or tuple; 0 of anything else."""
+    return len(value) if isinstance(value, (list, tuple)) else 0
+
+
+def agrees(
+    problem: Problem,
+    given: str,
+    out: object,
+    expected: object,
+    atol: float,
+    same_type: bool = True,         # where they were returned: what is no builtin value has become one since
+) -> bool:
+    """Whether one value is right for EvalPlus; whatever a strange value does is wrong."""
     try:
         if problem.bench == "humaneval+" and problem.entry == "find_zero":
-            terms = enumerate(literal_eval(given))              # is `out` a zero of this polynomial?
-            return abs(sum(c * math.pow(out, i) for i, c in terms)) <= atol
+            value = 0                                           # is `out` a zero of this polynomial?
+            for power, coefficient in enumerate(literal_eval(given)):
+                value += coefficient * math.pow(out, power)
+            return abs(value) <= atol
         if problem.bench == "mbpp+" and problem.entry in SET_EQUAL:
             exact = same_set(out, expected)
         else:
             exact = out == expected or oracle(problem, given, out)
         if exact:
             return True
-        n = [len(x) if isinstance(x, (list, tuple)) else 0 for x in (out, expected)]
-        if atol == 0 or not same_type or type(out) is not type(expected) or n[0] != n[1]:
+        if atol == 0 or not same_type or type(out) is not type(expected) or length(out) != length(expected):
             return False
         with np.errstate(all="ignore"):
             return bool(np.allclose(out, expected, rtol=1e-7, atol=atol))
@@ -120,18 +140,24 @@ def printed_alike(out: str, expected: str) -> bool:
 
 # ---- tests -------------------------------------------------------------------------------------------------
 
+@dataclass(frozen=True)
+class Chunk:
+    """Inputs that one job runs."""
+    numbers: range                  # of the suite's inputs
+    cpu_s: float                    # its limit
+
+
 @dataclass
 class Suite:
-    """A problem's tests, ready to run. inputs: the first n_base are the base tests. expected: canonical texts
-    of (type's name, value), or the sandbox's word for a value too big to report, or None where the canonical
-    solution raises (LiveCodeBench: outputs). chunks: inputs, by number, of one job, with its CPU limit. atol:
-    the tolerance on each input."""
+    """A problem's tests, ready to run."""
     problem: Problem
     inputs: tuple[str, ...]
-    n_base: int
+    n_base: int                     # the first inputs are the base tests
+    # Canonical texts of (type's name, value), or the sandbox's word for a value too big to report, or None
+    # where the canonical solution raises. LiveCodeBench: outputs.
     expected: list[str | None]
-    chunks: list[tuple[list[int], float]]
-    atol: list[float] = field(default_factory=list)
+    chunks: list[Chunk]
+    atol: list[float] = field(default_factory=list)     # the tolerance on each input
 
 
 def job(problem: Problem, program: str, inputs: tuple[str, ...], cpu_s: float, give_up: bool = True) -> Job:
@@ -144,11 +170,13 @@ def job(problem: Problem, program: str, inputs: tuple[str, ...], cpu_s: float, g
         elif problem.bench == "mbpp+" and entry in NOT_NONE:
             turn = AS_BOOL
         program += SEEN.format(entry=entry, turn=turn)
-        return Job(program, inputs, "__seen", give_up=give_up, cpu_s=cpu_s)
-    program = PREAMBLE + program
-    if entry is not None:
-        owner = "Solution()." if "class Solution" in program else ""
-        program, entry = f"{program}\n_answer = {owner}{entry}\n", "_answer"
+        entry = "__seen"
+    else:
+        program = PREAMBLE + program
+        if entry is not None:
+            owner = "Solution()." if "class Solution" in program else ""
+            program += f"\n_answer = {owner}{entry}\n"
+            entry = "_answer"
     return Job(program, inputs, entry, give_up=give_up, cpu_s=cpu_s)
 
 
@@ -171,28 +199,36 @@ def tolerances(problem: Problem, expected: list[str | None]) -> list[float]:
     return out
 
 
+def canonical_answers(problem: Problem, verdict: Verdict) -> list[str | None]:
+    """What the canonical solution returns; None where it raises. Raises OSError where the machine ended it: a
+    test that is left out would make the benchmark easier."""
+    answers = list(map(answer_of, verdict.outputs, verdict.errors))
+    for answer, why in zip(answers, verdict.errors):
+        if answer is None and not why.startswith(("error: ", "unsupported: ")) or why == NO_MEMORY:
+            raise OSError(f"the sandbox failed on the solution of {problem.id} ({why}): free memory and "
+                          "processors, and give the same command again")
+    return answers
+
+
 def suite_of(problem: Problem, base: Verdict, plus: Verdict) -> Suite:
-    """A problem's tests by what its canonical solution returns; no value where it raises. Raises OSError
-    where the machine ends it: a test that is left out would make the benchmark easier."""
-    expected, chunks, atol = [], [], []
+    """A problem's tests by what its canonical solution returns."""
+    suite = Suite(problem, problem.base + problem.plus, len(problem.base), [], [])
     for verdict in (base, plus):                    # as in EvalPlus these know nothing of one another
-        part = list(map(answer_of, verdict.outputs, verdict.errors))
-        for answer, why in zip(part, verdict.errors):
-            if answer is None and not why.startswith(("error: ", "unsupported: ")) or why == NO_MEMORY:
-                raise OSError(f"the sandbox failed on the solution of {problem.id} ({why}): free memory and "
-                              "processors, and give the same command again")
-        if part:
-            numbers = list(range(len(expected), len(expected) + len(part)))
-            chunks.append((numbers, max(LEAST_S, FACTOR * verdict.cpu_s)))
-        expected += part
-        atol += tolerances(problem, part)
-    return Suite(problem, problem.base + problem.plus, len(problem.base), expected, chunks, atol)
+        answers = canonical_answers(problem, verdict)
+        begins = len(suite.expected)
+        suite.expected += answers
+        suite.atol += tolerances(problem, answers)
+        if answers:
+            cpu_s = max(LEAST_S, FACTOR * verdict.cpu_s)
+            suite.chunks.append(Chunk(range(begins, begins + len(answers)), cpu_s))
+    return suite
 
 
 def live_suite(problem: Problem) -> Suite:
     """LiveCodeBench's tests, one a chunk, since most wrong answers fail the first."""
     inputs, outputs = live_tests(problem)
-    return Suite(problem, inputs, len(inputs), outputs, [([i], LIVE_S) for i in range(len(inputs))])
+    chunks = [Chunk(range(i, i + 1), LIVE_S) for i in range(len(inputs))]
+    return Suite(problem, inputs, len(inputs), outputs, chunks)
 
 
 def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
@@ -200,8 +236,8 @@ def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
     jobs = []
     for problem in problems:
         if not problem.is_live:
-            jobs += [job(problem, problem.canonical, inputs, CANONICAL_S, give_up=False)
-                     for inputs in (problem.base, problem.plus)]
+            for inputs in (problem.base, problem.plus):
+                jobs.append(job(problem, problem.canonical, inputs, CANONICAL_S, give_up=False))
     verdicts = iter(sandbox.run(jobs))
     out = []
     for problem in problems:
@@ -211,6 +247,8 @@ def suites(sandbox: Sandbox, problems: list[Problem]) -> list[Suite]:
             out.append(suite_of(problem, next(verdicts), next(verdicts)))
     return out
 
+
+# ---- verdicts ----------------------------------------------------------------------------------------------
 
 def right(suite: Suite, i: int, answer: str) -> bool:
     """Whether this answer (see `answer_of`) is right on input i."""
@@ -222,32 +260,36 @@ def right(suite: Suite, i: int, answer: str) -> bool:
     out = decode(answer, MAX_TEXT)
     if problem.entry is None:
         return printed_alike(out, expected)
-    return (list(out) if isinstance(out, tuple) else out) == json.loads(expected)
+    if isinstance(out, tuple):
+        out = list(out)
+    return out == json.loads(expected)
 
 
 def same_value(suite: Suite, i: int, answer: str, expected: str) -> bool:
     """Whether two answers of different text are the same for EvalPlus; beside a digest only what is equal."""
-    digests = answer.startswith(DIGEST), expected.startswith(DIGEST)
-    if all(digests):
+    texts = [text for text in (answer, expected) if not text.startswith(DIGEST)]
+    if not texts:
         return False
-    if any(digests):
-        big, text = (answer, expected) if digests[0] else (expected, answer)
-        return big == DIGEST + digest(decode(text, MAX_TEXT)[1])
+    if len(texts) == 1:                             # the other one is a digest
+        return DIGEST + digest(decode(texts[0], MAX_TEXT)[1]) in (answer, expected)
     kind, out = decode(answer, MAX_TEXT)
     expected_kind, value = decode(expected, MAX_TEXT)
     return agrees(suite.problem, suite.inputs[i], out, value, suite.atol[i], kind == expected_kind)
 
 
-def failure(suite: Suite, chunk: list[int], verdict: Verdict) -> str:
-    """The first input of a chunk that is not answered rightly, and why; "" without one, or FAILED."""
-    for i, text, error in zip(chunk, verdict.outputs, verdict.errors):
+def failure(suite: Suite, numbers: range, verdict: Verdict) -> str:
+    """The first of some inputs that is not answered rightly, and why; "" without one, or FAILED."""
+    for i, text, error in zip(numbers, verdict.outputs, verdict.errors):
         if error == FAILED:                         # no program's error has this name: theirs begin otherwise
             return FAILED
-        answer = answer_of(text, error)
-        if answer is None or suite.expected[i] is None or not right(suite, i, answer):
-            why = error or ("wrong value" if suite.expected[i] is not None else "no expected value")
-            at = f"plus input {i - suite.n_base}" if i >= suite.n_base else f"base input {i}"
-            return f"{at}: {why}"[:200]
+        answer, expected = answer_of(text, error), suite.expected[i]
+        if answer is not None and expected is not None and right(suite, i, answer):
+            continue
+        at = f"base input {i}"
+        if i >= suite.n_base:
+            at = f"plus input {i - suite.n_base}"
+        why = error or ("no expected value" if expected is None else "wrong value")
+        return f"{at}: {why}"[:200]
     return ""
 
 
@@ -255,22 +297,30 @@ def verify(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
     """Verdicts of programs: whether the base tests and all tests are passed (None: the sandbox failed), and
     the first reason why not. The first chunk of every program runs, then the second of those still right, and
     so on."""
-    rows = [dict(base=False, plus=False, why="" if program else "no program") for _, program in answers]
-    turn, alive = 0, [i for i, (_, program) in enumerate(answers) if program]
-    while alive:
-        jobs, still = [], []
+    rows = []
+    for _, program in answers:
+        rows.append(dict(base=False, plus=False, why="" if program else "no program"))
+    alive = [i for i, (_, program) in enumerate(answers) if program]
+    for turn in itertools.count():
+        if not alive:
+            return rows
+        jobs = []
         for i in alive:
             suite, program = answers[i]
-            chunk, cpu_s = suite.chunks[turn]
-            jobs.append(job(suite.problem, program, tuple(suite.inputs[k] for k in chunk), cpu_s))
+            chunk = suite.chunks[turn]
+            inputs = tuple(suite.inputs[k] for k in chunk.numbers)
+            jobs.append(job(suite.problem, program, inputs, chunk.cpu_s))
+        still = []
         for i, verdict in zip(alive, sandbox.run(jobs)):
-            suite = answers[i][0]
-            rest = suite.chunks[turn + 1:]
-            if why := failure(suite, suite.chunks[turn][0], verdict):
-                rows[i] |= dict(why=why, plus=None if why == FAILED else False)
+            suite, row = answers[i][0], rows[i]
+            numbers = suite.chunks[turn].numbers
+            row["why"] = failure(suite, numbers, verdict)
+            if row["why"] == FAILED:
+                row["plus"] = None
+            if row["why"]:
                 continue
-            rows[i] |= dict(base=not rest or rest[0][0][0] >= suite.n_base, plus=not rest)
-            if rest:
+            row["base"] = numbers.stop >= suite.n_base
+            row["plus"] = numbers.stop == len(suite.inputs)
+            if not row["plus"]:
                 still.append(i)
-        alive, turn = still, turn + 1
-    return rows
+        alive = still

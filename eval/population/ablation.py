@@ -25,18 +25,30 @@ from eval import common
 from eval.population import measures, runs
 from eval.population.runs import FULL, SEED_STRIDE, Arm, runs_of
 from eval.stats import FEWEST_RUNS
-from infra.errors import UserError
+from infra import command
+from infra.errors import demand
 from operators import OPERATORS
 from run.checkpoint import RunDir
 from weights import load_tokenizer, resolve
 
 OWNED = set("--base --name --out --resume --seed --steps --pop --teachers --single --keep --plan "
             "--device --heldout --n-heldout".split())           # flags of train.py that the arms set
-ARMS = {FULL: "", "no-evolution": "--evolve none", "uniform": "--matching uniform", "pair": "--pop 2",
-        "single-long": "--single", "frozen-teachers": "--lr-teacher 0", "novelty": "--teacher-reward novelty",
-        "niches": "--niches", "niches-add": "--niches --evolve add",
-        "niches-layerwise": "--niches --evolve layerwise", "static": "--tasks micro",
-        "pbt": "--lr-spread 8 --lr-mutate 1.25", "litter": "--litter 4"}      # name -> flags of train.py
+# name -> flags of train.py
+ARMS = {
+    FULL: "",
+    "no-evolution": "--evolve none",
+    "uniform": "--matching uniform",
+    "pair": "--pop 2",
+    "single-long": "--single",
+    "frozen-teachers": "--lr-teacher 0",
+    "novelty": "--teacher-reward novelty",
+    "niches": "--niches",
+    "niches-add": "--niches --evolve add",
+    "niches-layerwise": "--niches --evolve layerwise",
+    "static": "--tasks micro",
+    "pbt": "--lr-spread 8 --lr-mutate 1.25",
+    "litter": "--litter 4",
+}
 ARMS |= {name: f"--evolve {name}" for name in ("mutation", "crossover", *OPERATORS)}
 # Of the tokens that --plan calls the most, what full took in its first 12 and in all 40 steps (docs/results)
 USUAL = (0.09, 0.16)
@@ -45,103 +57,105 @@ PRIMARY = ("no-evolution", "uniform", "pair", "single-long", "single", "frozen-t
 
 def arms_of(pop: int, given: tuple | list = ()) -> dict[str, Arm]:
     """The arms by name, and those of --arm, "name: --flag value ...". Raises UserError."""
-    arms = {"single": Arm(("--single",), 2 / pop), "singles": Arm(("--single",), 2 / pop, pop // 2)}
-    for text in [*(f"{name}:{words}" for name, words in ARMS.items()), *given]:
+    arms = {
+        "single": Arm(("--single",), 2 / pop),
+        "singles": Arm(("--single",), 2 / pop, pop // 2),
+    }
+    ours = [f"{name}:{words}" for name, words in ARMS.items()]
+    for text in [*ours, *given]:
         name, _, words = text.partition(":")
         flags = shlex.split(words)
-        if not re.fullmatch(r"[a-z0-9._-]+", name) or name in arms or not (flags or name == FULL):
-            raise UserError(f'--arm {text}: give a new name and flags of train.py: --arm "slow: --lr 3e-4"')
-        own = {"--single", "--pop"} & set(flags)
-        arms[name] = Arm(tuple(flags) if own else ("--pop", str(pop), *flags))
+        is_new = re.fullmatch(r"[a-z0-9._-]+", name) and name not in arms
+        demand(is_new and (flags or name == FULL),
+               f'--arm {text}: give a new name and flags of train.py: --arm "slow: --lr 3e-4"')
+        if not {"--single", "--pop"} & set(flags):
+            flags = ["--pop", str(pop), *flags]
+        arms[name] = Arm(tuple(flags))
     return arms
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A run that is to be trained: its arm, and the flags that train it or go on with it."""
+    seed: int                   # of the comparison, which several runs of an arm share
+    arm: Arm
+    run: str
+    words: list[str]
 
 
 def words_of(args: argparse.Namespace, arm: Arm, run: str, seed: int, steps: int) -> list[str]:
     """The flags that train a run of at most so many steps, or go on with it."""
-    flags = {"base": args.base, "seed": seed, "steps": steps, "device": args.device,
-             "heldout": args.out / "heldout.jsonl", "n-heldout": args.limit, "keep": 1, "out": args.out,
-             "name": run, "resume": "auto"}
+    flags = {
+        "base": args.base,
+        "seed": seed,
+        "steps": steps,
+        "device": args.device,
+        "heldout": args.out / "heldout.jsonl",
+        "n-heldout": args.limit,
+        "keep": 1,
+        "out": args.out,
+        "name": run,
+        "resume": "auto",
+    }
     words = ["--probe-every", "5", *args.train, *arm.flags]
     for name, value in flags.items():
         words += [f"--{name}", str(value)]
     return words
 
 
+def planned(args: argparse.Namespace) -> list[Planned]:
+    """Every run, seed by seed, full first."""
+    out = []
+    for seed in args.seeds:
+        for name, arm in args.wanted.items():
+            # Others stop at their budget, long before that: even one adapter is done by then.
+            steps = args.steps if name == FULL else args.pop * args.steps
+            for run, own in runs_of(name, arm, seed).items():
+                out.append(Planned(seed, arm, run, words_of(args, arm, run, own, steps)))
+    return out
+
+
 def train_run(args: argparse.Namespace, directory: Path, words: list[str], due: float | None) -> None:
     """Train a run until it has spent `due`, or, without one, for --steps. What is on disk counts."""
     rows = runs.logged(directory)
 
-    def enough(row: dict | None = None) -> bool:
-        rows.extend([row] if row else [])
-        return len(rows) >= args.steps if due is None else runs.met(runs.spent(rows), due)
-    if not enough():
+    def is_done() -> bool:
+        if due is None:
+            return len(rows) >= args.steps
+        return runs.met(runs.spent(rows), due)
+
+    def enough(row: dict) -> bool:
+        rows.append(row)
+        return is_done()
+
+    if not is_done():
         with open(f"{directory}.log", "a") as log, contextlib.redirect_stdout(log):
             train.main(parse_args(None, words), enough)
-
-
-def planned(args: argparse.Namespace) -> list[tuple[int, Arm, str, list[str]]]:
-    """Seed, arm, name and flags of every run, seed by seed, full first."""
-    found = []
-    for seed in args.seeds:
-        for name, arm in args.wanted.items():
-            # others stop at their budget, long before that: even one adapter is done by then
-            steps = args.steps if name == FULL else args.pop * args.steps
-            for run, own in runs_of(name, arm, seed).items():
-                found.append((seed, arm, run, words_of(args, arm, run, own, steps)))
-    return found
-
-
-def show_plan(args: argparse.Namespace, cfg: Config) -> None:
-    """Print the runs and what they cost. cfg: of full."""
-    each = planned(args)
-    for seed, arm, run, words in each:
-        ends = f"{args.steps} steps"
-        if run != f"{FULL}-s{seed}":
-            part = "" if arm.part == 1 else f" {arm.part:g} of"
-            ends = f"ends when it has spent{part} the tokens of {FULL}-s{seed}"
-        print(f"{run}, {ends}: {shlex.join(words)}")
-    budgets = sum(arm.part for _, arm, *_ in each)
-    answers = cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt * (1 + cfg.samples_per_task)
-    most = budgets * cfg.steps * answers * cfg.max_new_tokens
-    print(f"\n{len(each)} runs, without probes: at most {most:,.0f} tokens, were every proposal valid and "
-          "every answer as long as --max-new-tokens")
-    if cfg.prompt_format == "micro":
-        low, high = [share * most for share in USUAL]
-        print(f"what runs of the bundled base usually take of it: {low:,.0f} to {high:,.0f}")
-
-
-def warn_of_seeds(seeds: list[int]) -> None:
-    """Say before anything is run what so few seeds cannot show."""
-    missing = []
-    if len(seeds) < FEWEST_RUNS:
-        missing.append(f"no intervals (from {FEWEST_RUNS} seeds on)")
-    if len(seeds) < measures.FEWEST:
-        missing.append(f"no verdicts (from {measures.FEWEST} seeds on)")
-    if missing:
-        print(f"note: {len(seeds)} seed(s): the table will have {' and '.join(missing)}. Seeds can be added: "
-              "the same command with more --seeds runs only what is missing", flush=True)
 
 
 def run_all(args: argparse.Namespace, plan: dict) -> None:
     """Train and evaluate every run that is not yet on disk; runs.jsonl grows by each."""
     asking = ["--base", args.base, "--device", args.device, "--workers", 1]
-    budgets = {}
-    for seed, arm, run, words in planned(args):
-        out, budget = args.out / run, budgets.get(seed)
-        train_run(args, out, words, arm.part * budget if budget else None)
-        parts = [(out, RunDir(out, writes=False).steps()[-1])]
-        record = runs.examined(out, parts, "", plan, asking)
+    budgets = {}                                        # by seed: what full has spent
+    for one in planned(args):
+        out, due = args.out / one.run, None
+        if one.seed in budgets:
+            due = one.arm.part * budgets[one.seed]
+        train_run(args, out, one.words, due)
+        step = RunDir(out, writes=False).steps()[-1]
+        record = runs.examined(out, [(out, step)], "", plan, asking)
         done, last = record["spent"][-1], record["accuracy"]["validation"]
-        record["probes"].append([done, *runs.heights(last, last[plan["types"][0]])])    # the same tasks
+        # The end is probed as well: on the same tasks.
+        record["probes"].append([done, *runs.heights(last, last[plan["types"][0]])])
         runs.add(args.out, record)
-        part = done / (arm.part * budgets.setdefault(seed, done))
-        print(f"{run}: {len(record['spent'])} steps, {done:,} tokens, {part:.3f} of its budget", flush=True)
+        part = done / (one.arm.part * budgets.setdefault(one.seed, done))
+        print(f"{one.run}: {len(record['spent'])} steps, {done:,} tokens, {part:.3f} of its budget",
+              flush=True)
 
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    p = argparse.ArgumentParser(prog="python -m eval.population.ablation", description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = command.parser_of("python -m eval.population.ablation", __doc__)
     add = p.add_argument
     add("--base", default="", help="Hugging Face directory or hub id of the frozen base")
     add("--arms", default="", help=f"names, with commas; default: {','.join(PRIMARY)}, or all of --from")
@@ -168,28 +182,100 @@ def parser() -> argparse.ArgumentParser:
 def settled(args: argparse.Namespace) -> Config:
     """train.py's configuration of full; sets args.out, .steps, .train, .wanted (arms by name, full first) and
     .types (those played). Raises UserError for what the user can mend."""
-    args.train = args.train[1:] if args.train[:1] == ["--"] else args.train
-    if args.pop < 4 or args.pop % 2 or args.limit < 2 or not args.base:
-        raise UserError("give --base, or --from DIR..., an even --pop from 4 on, and --limit of at least 2")
-    if not all(re.fullmatch("[0-9]{1,3}", seed) for seed in args.seeds.split(",")):
-        raise UserError(f"--seeds {args.seeds}: give whole numbers under {SEED_STRIDE}, as in 0,1,2")
-    args.seeds = sorted({int(seed) for seed in args.seeds.split(",")})
-    if owned := OWNED & {word.partition("=")[0] for word in args.train}:
-        raise UserError(f"{owned.pop()} after --: the arms set it themselves; this command has flags for it")
+    demand(args.pop >= 4 and args.pop % 2 == 0 and args.limit >= 2 and args.base,
+           "give --base, or --from DIR..., an even --pop from 4 on, and --limit of at least 2")
+    seeds = args.seeds.split(",")
+    demand(all(re.fullmatch("[0-9]{1,3}", seed) for seed in seeds),
+           f"--seeds {args.seeds}: give whole numbers under {SEED_STRIDE}, as in 0,1,2")
+    args.seeds = sorted(set(map(int, seeds)))
+    if args.train[:1] == ["--"]:
+        args.train = args.train[1:]
+    for word in args.train:
+        flag = word.partition("=")[0]
+        demand(flag not in OWNED,
+               f"{flag} after --: the arms set it themselves; this command has flags for it")
+
     cfg = dataclasses.replace(parse_args(None, args.train), base=args.base, pop=args.pop, steps=args.steps)
     prompt_format = cfg.prompt_format
     if prompt_format == "auto":
         prompt_format = load_tokenizer(resolve(args.base))[1]
-    cfg, every = resolve_config(cfg, prompt_format), arms_of(args.pop, args.arm)
-    own = [text.partition(":")[0] for text in args.arm]
-    wanted = args.arms or ("" if own else ",".join(PRIMARY))
-    names = [FULL, *common.choose(wanted, tuple(every), "--arms", "arm"), *own]
-    args.wanted = {name: every[name] for name in dict.fromkeys(names)}
+    cfg = resolve_config(cfg, prompt_format)
     args.steps, args.out = cfg.steps, Path(args.out).expanduser().resolve()
     args.types = common.choose(cfg.task_types, ("code_o", "code_i", "code_f"), "--task-types", "ablation")
-    for arm in args.wanted.values():
-        resolve_config(parse_args(None, [*args.train, *arm.flags]), prompt_format)
+
+    every = arms_of(args.pop, args.arm)
+    own = [text.partition(":")[0] for text in args.arm]
+    names = args.arms
+    if not names and not own:
+        names = ",".join(PRIMARY)
+    args.wanted = {}
+    for name in [FULL, *common.choose(names, tuple(every), "--arms", "arm"), *own]:
+        arm = every[name]
+        args.wanted[name] = arm
+        resolve_config(parse_args(None, [*args.train, *arm.flags]), prompt_format)      # raises for bad flags
     return cfg
+
+
+def show_plan(args: argparse.Namespace, cfg: Config) -> None:
+    """Print the runs and what they cost. cfg: of full."""
+    budgets = 0.0
+    each = planned(args)
+    for one in each:
+        budgets += one.arm.part
+        ends = f"{args.steps} steps"
+        if one.run != f"{FULL}-s{one.seed}":
+            part = "" if one.arm.part == 1 else f" {one.arm.part:g} of"
+            ends = f"ends when it has spent{part} the tokens of {FULL}-s{one.seed}"
+        print(f"{one.run}, {ends}: {shlex.join(one.words)}")
+    proposals = cfg.teachers * cfg.n_prompts * cfg.proposals_per_prompt
+    answers = proposals * (1 + cfg.samples_per_task)
+    most = budgets * cfg.steps * answers * cfg.max_new_tokens
+    print(f"\n{len(each)} runs, without probes: at most {most:,.0f} tokens, were every proposal valid and "
+          "every answer as long as --max-new-tokens")
+    if cfg.prompt_format == "micro":
+        low, high = USUAL
+        print(f"what runs of the bundled base usually take of it: {low * most:,.0f} to {high * most:,.0f}")
+
+
+def warn_of_seeds(seeds: list[int]) -> None:
+    """Say before anything is run what so few seeds cannot show."""
+    missing = []
+    if len(seeds) < FEWEST_RUNS:
+        missing.append(f"no intervals (from {FEWEST_RUNS} seeds on)")
+    if len(seeds) < measures.FEWEST:
+        missing.append(f"no verdicts (from {measures.FEWEST} seeds on)")
+    if missing:
+        print(f"note: {len(seeds)} seed(s): the table will have {' and '.join(missing)}. Seeds can be added: "
+              "the same command with more --seeds runs only what is missing", flush=True)
+
+
+def train_arms(args: argparse.Namespace) -> None:
+    """Train what the flags ask for; it lies in args.out then."""
+    plan = {
+        "base": "/".join(Path(args.base).parts[-2:]),
+        "pop": args.pop,
+        "steps": args.steps,
+        "types": args.types,
+        "asked": args.types,
+        "limit": args.limit,
+        "train": args.train,
+    }
+    if args.measure in ("coverage", "repeated"):
+        plan["samples"] = runs.SAMPLES
+    runs.write_plan(args.out, plan, args.wanted)
+    runs.write_heldout(args.out / "heldout.jsonl", args.types, args.limit)
+    run_all(args, plan)
+
+
+def further_pairs(contrasts: list[str], known: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The pairs of arms that --contrast names. Raises UserError."""
+    pairs = []
+    for text in contrasts:
+        pair = common.choose(text, known, "--contrast", "arm")
+        demand(len(pair) == 2,
+               f"--contrast {text}: give two arms with a comma between, as in spread,one")
+        pairs.append(tuple(pair))
+    return pairs
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -201,24 +287,13 @@ def main(argv: list[str] | None = None) -> int:
         if args.plan:
             show_plan(args, cfg)
             return 0
-        plan = dict(base="/".join(Path(args.base).parts[-2:]), pop=args.pop, steps=args.steps,
-                    types=args.types, asked=args.types, limit=args.limit, train=args.train)
-        if args.measure in ("coverage", "repeated"):
-            plan["samples"] = runs.SAMPLES
-        runs.write_plan(args.out, plan, args.wanted)
-        runs.write_heldout(args.out / "heldout.jsonl", args.types, args.limit)
-        run_all(args, plan)
+        train_arms(args)
         args.source, args.arms = [str(args.out)], ",".join(args.wanted)
     experiment = runs.opened(args.source)
     known = tuple(experiment.arms)
     common.choose(args.reference, known, "--reference", "arm")
     arms = common.choose(args.arms, known, "--arms", "arm") or known
-    further = []
-    for text in args.contrast:
-        pair = common.choose(text, known, "--contrast", "arm")
-        if len(pair) != 2:
-            raise UserError(f"--contrast {text}: give two arms with a comma between, as in spread,one")
-        further.append(tuple(pair))
+    further = further_pairs(args.contrast, known)
     result = measures.conclude(experiment, arms, args.reference, args.measure, args.goal, further)
     print(measures.table(result))
     return 0

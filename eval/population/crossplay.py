@@ -11,6 +11,7 @@ Forgetting (after Chaudhry et al. 2018, eq. 3): how far the last students are be
 an earlier column. The best row is chosen on one half of a column's tasks and compared on the other, and the
 other way round: the best of several noisy rows would find forgetting anywhere.
 """
+import argparse
 import dataclasses
 import hashlib
 import itertools
@@ -31,51 +32,76 @@ from run.checkpoint import RunDir, archive_at, members_at
 from selfplay import Setup
 from tasks.base import Task
 from tasks.validation import Limits
-from verifier import open_sandbox
+from verifier import Sandbox, open_sandbox
 
 ANEW = 1 << 40                      # "steps" of the proposals made here: their draws are no step's of a run
 ROUNDS = 12                         # of proposals, until the teachers of a generation have written enough
 
+Matrix = dict[str, dict[str, np.ndarray]]       # students -> teachers -> mean solve rate of each task (n,)
+
+
+# ---- tasks of every generation of teachers -----------------------------------------------------------------
 
 def generation(run: RunDir, bare: common.Population, step: int) -> tuple[common.Population, list[Member]]:
     """A checkpoint's adapters on the base of `bare`, and its members in the slots where these are."""
     directories = common.peft_directories([run.path / f"step_{step}"])
     population = common.stack(bare.base, bare.base_hash, directories)
-    members, _ = members_at(run, step)
-    return population, [dataclasses.replace(m, slot=population.slots.get(m.name, 0)) for m in members]
+    members = []
+    for member in members_at(run, step)[0]:
+        slot = population.slots.get(member.name, 0)
+        members.append(dataclasses.replace(member, slot=slot))
+    return population, members
 
 
 def new_tasks(run: RunDir, setup: Setup, members: list[Member], step: int, n: int) -> list[Task]:
     """n new valid tasks of a checkpoint's teachers in turn, the same in every call."""
-    archive, whole = [archive_at(run, members_at(run, at)[1], setup.task_types)
-                      for at in (step, run.steps()[-1])]
+    archive = archive_at(run, members_at(run, step)[1], setup.task_types)
+    last = run.steps()[-1]
+    whole = archive_at(run, members_at(run, last)[1], setup.task_types)
     archive.keys |= whole.keys                      # none of them is in the run
     teachers = members_of(members, "teacher")
-    written = {t.name: [] for t in teachers}
+    written = {teacher.name: [] for teacher in teachers}
     for anew in range(ANEW, ANEW + ROUNDS):
         if sum(map(len, written.values())) >= n:
             break
-        _, proposed = selfplay.propose(setup, archive, [(t, t) for t in teachers], anew)
+        _, proposed = selfplay.propose(setup, archive, list(zip(teachers, teachers)), anew)
         selfplay.verify(setup, archive, proposed, anew)
         for p in proposed:
             if p.task:
                 written[p.teacher.name].append(p.task)
                 archive.add(p.task, p.structure)
-    in_turn = [task for turn in itertools.zip_longest(*written.values()) for task in turn]
-    return [task for task in in_turn if task][:n]
+    rounds = itertools.zip_longest(*written.values())           # one of each teacher; None: it has no more
+    return list(filter(None, itertools.chain(*rounds)))[:n]
 
 
-def cells(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
+def opened_setup(args: argparse.Namespace, run: RunDir, bare: common.Population, sandbox: Sandbox) -> Setup:
+    """What proposing tasks as in the run needs; its adapters are set by generation."""
+    prompt_format = bare.base.prompt_format
+    given = config_of_run(run.config(), run.path)
+    cfg = for_new_tasks(given, device=args.device, rollout_batch=args.max_rows)
+    cfg = resolve_config(cfg, prompt_format)
+    limits = Limits.of_run(cfg, prompt_format, bare.base.tokenizer)
+    types = tuple(cfg.task_types.split(","))
+    return Setup(cfg, bare.base, None, Ranks.join(cfg.device), sandbox, limits, types)
+
+
+# ---- what their answers say --------------------------------------------------------------------------------
+
+def cells(rows: list[dict]) -> Matrix:
     """Student generation (or "base") -> teacher generation -> mean solve rate of students by task (n,)."""
+    by_generation = []
+    for row in rows:
+        student = row["member"].partition("/")[0]
+        by_generation.append(row | dict(member=student))
     out = {}
-    for bench, members in shares([row | dict(member=row["member"].split("/")[0]) for row in rows]).items():
-        for who, items in members.items():
-            out.setdefault(who, {})[bench] = np.array([items[i] for i in sorted(items, key=int)])
+    for bench, members in shares(by_generation).items():
+        for member, rates in members.items():
+            own = out.setdefault(member, {})
+            own[bench] = np.array([rates[i] for i in sorted(rates, key=int)])
     return out
 
 
-def forgetting(matrix: dict[str, dict[str, np.ndarray]], column: str, last: str,
-               earlier: list[str]) -> np.ndarray:
+def forgetting(matrix: Matrix, column: str, last: str, earlier: list[str]) -> np.ndarray:
     """Per task: rate of the best earlier row, chosen on the other half, less that of the last."""
     even = np.arange(len(matrix[last][column])) % 2 == 0
     behind = np.zeros(len(even))
@@ -85,76 +111,98 @@ def forgetting(matrix: dict[str, dict[str, np.ndarray]], column: str, last: str,
     return behind
 
 
-def summary(matrix: dict[str, dict[str, np.ndarray]], steps: list[int]) -> dict:
+def summary(matrix: Matrix, steps: list[int]) -> dict:
     """Solve rates, and forgetting with 95% intervals per earlier column and over all of these."""
     rows, columns = [BASE, *map(str, steps)], list(matrix[BASE])
-    behind = {c: forgetting(matrix, c, rows[-1], rows[1:-1]) for c in columns if c != rows[-1]}
+    rates = {}
+    for row in rows:
+        rates[row] = {column: float(matrix[row][column].mean()) for column in columns}
+    behind = {}
+    for column in columns:
+        if column != rows[-1]:
+            behind[column] = forgetting(matrix, column, rows[-1], rows[1:-1])
     behind["all"] = np.concatenate(list(behind.values()))
-    rates = {row: {c: float(matrix[row][c].mean()) for c in columns} for row in rows}
-    lost = {c: dict(mean=float(x.mean()), interval=bootstrap(x).tolist()) for c, x in behind.items()}
+    lost = {}
+    for column, x in behind.items():
+        lost[column] = dict(mean=float(x.mean()), interval=bootstrap(x).tolist())
     return dict(students=rows, teachers=columns, matrix=rates, forgetting=lost)
 
 
 def table(result: dict) -> str:
     """The matrix and the forgetting for the terminal."""
-    columns = result["teachers"]
-    out = ["solve rate; columns: teachers of the checkpoint, rows: students",
-           f"students {' '.join(f'T@{c}'.rjust(7) for c in columns)}    mean"]
-    for row in result["students"]:
-        rates = list(result["matrix"][row].values())
-        name = row if row == BASE else f"S@{row}"
-        out.append(f"{name:8} " + " ".join(f"{rate:7.2f}" for rate in [*rates, np.mean(rates)]))
+    heading = "students"
+    for column in result["teachers"]:
+        heading += f" {f'T@{column}':>7}"
+    out = ["solve rate; columns: teachers of the checkpoint, rows: students", f"{heading}    mean"]
+    for row, by_column in result["matrix"].items():
+        rates = list(by_column.values())
+        line = f"{named('S', row):8}"
+        for rate in [*rates, np.mean(rates)]:
+            line += f" {rate:7.2f}"
+        out.append(line)
     out.append(f"\nforgetting: the best earlier students less the last (S@{result['students'][-1]}), on "
                "earlier teachers' tasks, with 95% intervals")
-    for c, x in result["forgetting"].items():
+    for column, x in result["forgetting"].items():
         low, high = x["interval"]
-        out.append(f"{c if c == 'all' else f'T@{c}':8} {x['mean']:+.3f}  {low:+.3f} .. {high:+.3f}")
+        out.append(f"{named('T', column):8} {x['mean']:+.3f}  {low:+.3f} .. {high:+.3f}")
     return "\n".join(out)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line. Raises UserError for what the user can mend."""
+def named(role: str, step: str) -> str:
+    """A generation's name in the tables; what is no step's has its own."""
+    return f"{role}@{step}" if step.isdigit() else step
+
+
+# ---- the command -------------------------------------------------------------------------------------------
+
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
     parser = common.parser_of("eval.population.crossplay", __doc__, None,
                               without=("data", "prompt", "adapters", "bench", "limit", "self-test"))
     verifier_flags(parser)
     parser.add_argument("--tasks", type=int, default=48, help="tasks of each teacher generation")
     parser.add_argument("--every", type=int, default=1, help="every which checkpoint, back from the last")
     parser.set_defaults(temperature=1.0, samples=2, adapters=[])
-    args = parser.parse_args(argv)
-    common.check(args)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line. Raises UserError for what the user can mend."""
+    args = common.check(parser().parse_args(argv))
     demand(args.tasks > 1 and args.every > 0 and args.run, "give --run out/NAME, --every of at least 1, and "
            "--tasks of at least 2: the best row is chosen on one half and compared on the other")
     run = RunDir(Path(args.run).expanduser(), writes=False)
-    steps, items, hashes = run.steps()[::-1][::args.every][::-1], [], {}
+    steps = run.steps()[::-args.every][::-1]
     demand(len(steps) > 1, f"{run.path}: two checkpoints are the least: train with --keep 1000 to keep all")
     bare = formatted(args, common.load(args))
     bare.adapters, bare.slots, bare.hashes = None, {BASE: -1}, {}
     prompt_format = bare.base.prompt_format
+    items, hashes = [], {}
     with open_sandbox("auto", prompt_format, args.workers) as sandbox:
-        cfg = for_new_tasks(config_of_run(run.config(), run.path), device=args.device,
-                            rollout_batch=args.max_rows)
-        cfg = resolve_config(cfg, prompt_format)
-        limits = Limits.of_run(cfg, prompt_format, bare.base.tokenizer)
+        setup = opened_setup(args, run, bare, sandbox)
         for step in steps:
             population, members = generation(run, bare, step)
-            bare.hashes |= {f"{step}/{name}": sha for name, sha in population.hashes.items()}
-            setup = Setup(cfg, bare.base, population.adapters, Ranks.join(cfg.device), sandbox, limits,
-                          tuple(cfg.task_types.split(",")))
-            if tasks := new_tasks(run, setup, members, step, args.tasks):
-                items += [Item(str(step), str(i), task) for i, task in enumerate(tasks)]
+            for name, sha in population.hashes.items():
+                bare.hashes[f"{step}/{name}"] = sha
+            setup = dataclasses.replace(setup, adapters=population.adapters)
+            tasks = new_tasks(run, setup, members, step, args.tasks)
+            for number, task in enumerate(tasks):
+                items.append(Item(str(step), str(number), task))
+            if tasks:
                 hashes[str(step)] = hashlib.sha256(repr(tasks).encode()).hexdigest()
         demand(len(hashes) > 1, f"{len(hashes)} generation of teachers wrote new tasks in {ROUNDS} rounds")
         out, done = common.open_out(args, bare, f"task {prompt_format}", hashes, "eval-crossplay")
-        out.write_json("tasks.json", [dataclasses.asdict(item) for item in items])
-        ask, verify = examiner(sandbox, prompt_format, limits)
+        out.write_json("tasks.json", list(map(dataclasses.asdict, items)))
+
+        ask, verify = examiner(sandbox, prompt_format, setup.limits)
         rows = answering.answer_all(bare, items, ask, verify, args, out, done, prompt_format)
         for step in steps:
             population, members = generation(run, bare, step)
-            population.slots = {f"{step}/{m.name}": m.slot for m in members if m.role == "student"}
+            population.slots = {f"{step}/{m.name}": m.slot for m in members_of(members, "student")}
             rows += answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
     result = summary(cells(comparable(rows)), steps)
-    out.write_json("summary.json", dict(run=str(run.path), temperature=args.temperature, samples=args.samples,
-                                        **result))
+    head = dict(run=str(run.path), temperature=args.temperature, samples=args.samples)
+    out.write_json("summary.json", head | result)
     print(f"{table(result)}\nevery answer with its verdict: {out.path / 'answers.jsonl'}")
     return 0
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from eval import common
 from eval.population import heldout, runs
-from infra.errors import UserError
+from infra import command
+from infra.errors import demand
 from operators import OPERATORS
 from run.checkpoint import RunDir
 
@@ -22,41 +23,60 @@ from run.checkpoint import RunDir
 def nearest(directory: Path, tokens: float) -> int:
     """The checkpoint of a run at which it had spent most nearly so many tokens; else raises UserError."""
     steps = [step for step in RunDir(directory, writes=False).steps() if step]      # 0 has spent nothing
-    if not steps:
-        raise UserError(f"{directory}: no checkpoint there; give a run's directory, out/NAME")
+    demand(steps, f"{directory}: no checkpoint there; give a run's directory, out/NAME")
     done = runs.spent(runs.logged(directory))
     return min(steps, key=lambda step: abs(done[step - 1] - tokens))
 
 
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
+    p = command.parser_of("python -m eval.population.deployed", __doc__)
+    add = p.add_argument
+    add("runs", nargs="+", type=Path, help="the run, or those that share the budget, out/NAME ...")
+    add("--arm", required=True, metavar="NAME:SEED", help="what the runs are in the tables")
+    add("--tokens", type=int, required=True, help="the budget, of all these runs together")
+    add("--flags", default="", help="what makes the arm, for the table's check: '--evolve copy'")
+    add("--cross", default="", choices=("", *OPERATORS), help="the arm is the runs' child by it")
+    add("--also", default="", help="types that are asked though not played, as in code_o,math")
+    add("--limit", type=int, default=120, help="held-out tasks of each type and split; 0 = all")
+    add("--samples", action="store_true", help="also sampled answers, for coverage")
+    add("--out", type=Path, required=True, help="where records and answers go")
+    add("--base", default="", help="default: what the adapters were trained on")
+    return p
+
+
+def plan_of(args: argparse.Namespace) -> dict:
+    """What all runs in --out share: the budget and what is asked. Raises UserError for an unknown type."""
+    played = []
+    for path in args.runs:
+        played += RunDir(path, writes=False).config()["task_types"].split(",")
+    types = [kind for kind in heldout.FAMILIES if kind in played]
+    also = common.choose(args.also, tuple(heldout.FAMILIES), "--also", "type")
+    asked = list(dict.fromkeys([*types, *also]))
+    plan = dict(tokens=args.tokens, types=types, asked=asked, limit=args.limit)
+    if args.samples:
+        plan["samples"] = runs.SAMPLES
+    return plan
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises UserError for what the user can mend."""
-    p = argparse.ArgumentParser(prog="python -m eval.population.deployed", description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("runs", nargs="+", type=Path, help="the run, or those that share the budget, out/NAME ...")
-    p.add_argument("--arm", required=True, metavar="NAME:SEED", help="what the runs are in the tables")
-    p.add_argument("--tokens", type=int, required=True, help="the budget, of all these runs together")
-    p.add_argument("--flags", default="", help="what makes the arm, for the table's check: '--evolve copy'")
-    p.add_argument("--cross", default="", choices=("", *OPERATORS), help="the arm is the runs' child by it")
-    p.add_argument("--also", default="", help="types that are asked though not played, as in code_o,math")
-    p.add_argument("--limit", type=int, default=120, help="held-out tasks of each type and split; 0 = all")
-    p.add_argument("--samples", action="store_true", help="also sampled answers, for coverage")
-    p.add_argument("--out", type=Path, required=True, help="where records and answers go")
-    p.add_argument("--base", default="", help="default: what the adapters were trained on")
-    args = p.parse_args(argv)
+    args = parser().parse_args(argv)
     name, _, seed = args.arm.partition(":")
-    if not (name and seed.isdigit()):
-        raise UserError(f"--arm {args.arm}: give NAME:SEED, the arm of the tables and the seed of the run")
-    parts = [(path, nearest(path, args.tokens / len(args.runs))) for path in args.runs]
-    played = ",".join(RunDir(path, writes=False).config()["task_types"] for path in args.runs).split(",")
-    types = [kind for kind in heldout.FAMILIES if kind in played]
-    asked = [*types, *common.choose(args.also, tuple(heldout.FAMILIES), "--also", "type")]
-    flags, n = tuple(args.flags.split()), 1 if args.cross else len(parts)
-    arm = runs.Arm(flags, 1 / n, n, args.cross)
-    plan = dict(tokens=args.tokens, types=types, asked=list(dict.fromkeys(asked)), limit=args.limit)
-    plan |= dict(samples=runs.SAMPLES) if args.samples else {}
+    demand(name and seed.isdigit(),
+           f"--arm {args.arm}: give NAME:SEED, the arm of the tables and the seed of the run")
+    share = args.tokens / len(args.runs)
+    parts = [(path, nearest(path, share)) for path in args.runs]
+    each = [[part] for part in parts]                   # each run is a record,
+    if args.cross:
+        each = [parts]                                  # or all are the parents of one
+    arm = runs.Arm(tuple(args.flags.split()), 1 / len(each), len(each), args.cross)
+    plan = plan_of(args)
     runs.write_plan(args.out, plan, {name: arm})
-    words = ["--workers", 1, *(["--base", args.base] if args.base else [])]
-    for run, own in zip(runs.runs_of(name, arm, int(seed)), [parts] if args.cross else [[x] for x in parts]):
+    words = ["--workers", 1]
+    if args.base:
+        words += ["--base", args.base]
+    for run, own in zip(runs.runs_of(name, arm, int(seed)), each):
         record = runs.examined(args.out / run, own, args.cross, plan, words)
         runs.add(args.out, record)
         right = ", ".join(f"{kind} {x:.2f}" for kind, x in record["deployed"].items())

@@ -14,7 +14,9 @@ import argparse
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,7 +30,8 @@ from tasks.prompts import FORMATS, Prompt
 from tasks.validation import Limits
 from verifier import Sandbox, open_sandbox
 
-FAMILIES = {family: (row, SIZES[row]) for row, family in ROWS.items()}   # -> row of micro.evaluate, sizes
+# -> row of micro.evaluate, sizes
+FAMILIES = {family: (row, SIZES[row]) for row, family in ROWS.items()}
 FAMILIES["code_o_long"] = "out", range(7, 11)
 SEED = 2605                         # of the draws
 PER_SIZE = 60                       # tasks of one family and size
@@ -51,26 +54,28 @@ def is_seen(bench: str, id: str) -> bool:
 def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
     """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size. Fewer per_size
     are the first ones of more."""
-    columns = []
     row, sizes = FAMILIES[family]
+    columns = []
     for size in sizes:
-        column, seed = {}, 0
-        while len(column) < per_size:
-            task, = draw_tasks(row, size, 1, f"{SEED}/{seed}")
-            seed += 1
+        column = {}                                     # text -> its item
+        for number in itertools.count():
+            if len(column) == per_size:
+                break
+            task, = draw_tasks(row, size, 1, f"{SEED}/{number}")
             text = task.message or task.program
             if split_of(text) == split:
                 column.setdefault(text, Item(family, f"{size}/{len(column)}", task))
         columns.append(column.values())
-    return tuple(item for turn in zip(*columns) for item in turn)
+    return tuple(itertools.chain(*zip(*columns)))
 
 
 def items_of(families: list[str], split: str, limit: int) -> list[Item]:
     """The first `limit` tasks (0 = all) of each family."""
     items = []
     for family in families:
-        per_size = -(-limit // len(FAMILIES[family][1])) if limit else PER_SIZE
-        items += draw(family, split, min(PER_SIZE, per_size))[:limit or None]
+        n_sizes = len(FAMILIES[family][1])
+        per_size = min(PER_SIZE, math.ceil(limit / n_sizes)) or PER_SIZE
+        items += draw(family, split, per_size)[:limit or None]
     return items
 
 
@@ -82,12 +87,15 @@ def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None)
     def ask(item: Item) -> Prompt:
         return TASK_TYPES[item.task.kind].solve(prompt_format, item.task, limits)
 
-    def verify(answers: list[tuple]) -> list[dict]:
+    def verify(answers: list[tuple[Item, str]]) -> list[dict]:
         tasks = [item.task for item, _ in answers]
         texts = [[text] for _, text in answers]
-        verdicts = verify_answers(tasks, texts, prompt_format, limits, sandbox.run)
-        return [dict(correct=None if verdict == UNJUDGED else verdict == "correct", verdict=verdict)
-                for verdict, in verdicts]
+        rows = []
+        for verdict, in verify_answers(tasks, texts, prompt_format, limits, sandbox.run):
+            correct = None if verdict == UNJUDGED else verdict == "correct"
+            rows.append(dict(correct=correct, verdict=verdict))
+        return rows
+
     return ask, verify
 
 
@@ -104,19 +112,24 @@ def formatted(args: argparse.Namespace, population: common.Population) -> common
     base = population.base
     prompt_format = args.prompt_format or common.of_run(args, "prompt_format") or base.prompt_format
     preset = PRESETS[prompt_format]
-    args.max_new = args.max_new or (MAX_NEW_TOKENS if prompt_format == "micro" else preset["max_new_tokens"])
+    longest = preset["max_new_tokens"]
+    if prompt_format == "micro":
+        longest = MAX_NEW_TOKENS
+    args.max_new = args.max_new or longest
     args.max_rows = args.max_rows or preset["rollout_batch"]
-    return dataclasses.replace(population, base=dataclasses.replace(base, prompt_format=prompt_format))
+    base = dataclasses.replace(base, prompt_format=prompt_format)
+    return dataclasses.replace(population, base=base)
 
 
 def counted(rows: list[dict]) -> list[dict]:
     """The answers to programs that the base does not know, by family, and together as "all"."""
     fresh = [row for row in rows if not is_seen(row["bench"], row["id"])]
-    return fresh + [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in fresh]
+    together = [row | dict(bench="all", id=f"{row['bench']}/{row['id']}") for row in fresh]
+    return fresh + together
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command line. Raises UserError for what the user can mend."""
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
     parser = common.parser_of("eval.population.heldout", __doc__, None,
                               without=("data", "prompt", "temperature", "self-test"))
     parser.add_argument("--temperature", type=float, default=None,
@@ -124,24 +137,41 @@ def main(argv: list[str] | None = None) -> int:
     verifier_flags(parser)
     parser.add_argument("--split", default="test", choices=SPLITS,
                         help="choose members on validation, claim on test")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def asked_families(args: argparse.Namespace, prompt_format: str) -> list[str]:
+    """Those of --bench, or all that the prompt format can ask. Raises UserError."""
+    families = common.choose(args.bench, tuple(FAMILIES))
+    is_micro = prompt_format == "micro"
+    demand(is_micro or "math" not in families, "--bench math: its questions are written in the micro prompt "
+           f"format, and this base speaks the {prompt_format} format")
+    return families or [name for name in ROWS.values() if is_micro or name != "math"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line. Raises UserError for what the user can mend."""
+    args = parser().parse_args(argv)
     if args.temperature is None:
         args.temperature = float(args.samples > 1)
     common.check(args)
-    families = common.choose(args.bench, tuple(FAMILIES))
-    default = "eval-heldout" if args.split == "test" else "eval-heldout-validation"
-    default += f"-t{args.temperature:g}" if args.temperature else ""
+    default = "eval-heldout"
+    if args.split != "test":
+        default += f"-{args.split}"
+    if args.temperature:
+        default += f"-t{args.temperature:g}"
     population = formatted(args, common.load(args))
     prompt_format = population.base.prompt_format
     with open_sandbox("auto", prompt_format, args.workers) as sandbox:
-        demand("math" not in families or prompt_format == "micro", "--bench math: its questions are written "
-               f"in the micro prompt format, and this base speaks the {prompt_format} format")
-        families = families or [name for name in ROWS.values() if prompt_format == "micro" or name != "math"]
+        families = asked_families(args, prompt_format)
         items = items_of(families, args.split, args.limit)
-        hashes = {name: hashlib.sha256(repr(draw(name, args.split, 1)).encode()).hexdigest()
-                  for name in families}         # of the first: a larger --limit can go on from a smaller
+        hashes = {}
+        for name in families:           # of the first tasks: a larger --limit can go on from a smaller
+            first = draw(name, args.split, 1)
+            hashes[name] = hashlib.sha256(repr(first).encode()).hexdigest()
         out, done = common.open_out(args, population, f"task {prompt_format}", hashes, default)
-        (out.path / "items.jsonl").write_text("\n".join(json.dumps(dataclasses.asdict(i)) for i in items))
+        lines = [json.dumps(dataclasses.asdict(item)) for item in items]
+        (out.path / "items.jsonl").write_text("\n".join(lines))
         ask, verify = examiner(sandbox, prompt_format)
         rows = answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
     common.conclude(args, out, rows, counted, split=args.split, limit=args.limit)

@@ -16,7 +16,8 @@ import numpy as np
 
 from eval.population.runs import SAMPLES, Experiment, mean_of
 from eval.stats import covered, holm, interval_of_runs, sign_flip
-from infra.errors import UserError
+from eval.summary import asked_of_all
+from infra.errors import demand
 
 FEWEST = 8                          # seeds, under which nothing is concluded
 LEVEL = 0.05                        # of p after Holm
@@ -24,12 +25,17 @@ EFFECT = 0.05                       # difference that counts as small
 TOLERANCE = 0.05                    # of a budget
 TESTED = dict(matching=0.2, evolution=0.5)      # least share of pairings that differ, of births that can help
 
+Values = dict[tuple[str, int], dict[str, float]]        # (arm, seed) -> measure -> its value
+
+
+# ---- an arm and a seed -------------------------------------------------------------------------------------
 
 def area(x: np.ndarray, y: np.ndarray) -> float:
     """The mean height over [0, 1] of the line through points (n,), which is level after the last."""
     grid = np.append(x[x < 1], 1.0)
     height = np.interp(grid, x, y)
-    return float((np.diff(grid) * (height[1:] + height[:-1]) / 2).sum())
+    means = (height[1:] + height[:-1]) / 2
+    return float(np.sum(np.diff(grid) * means))
 
 
 def first_at(x: np.ndarray, y: np.ndarray, height: float) -> float:
@@ -41,34 +47,73 @@ def first_at(x: np.ndarray, y: np.ndarray, height: float) -> float:
     return min(1.0, float(np.interp(height, y[around], x[around])))
 
 
+def validated(record: dict) -> float:
+    """By which the deployed one among several runs is chosen."""
+    return record["validation"]
+
+
+def picked(by_type: dict[str, float], types: list[str]) -> list[float]:
+    """The values of some task types."""
+    return [by_type[kind] for kind in types]
+
+
 def measured(records: list[dict], due: float, goal: float, types: list[str]) -> dict[str, float]:
     """The measures of one arm and seed: of several runs the mean, but one deployed member of all. due: each
     run's budget; types: those played. A probe stands at what the steps before it had spent."""
-    probes = [np.array(record["probes"], float).T for record in records if record["probes"]]
-    chosen = max(records, key=lambda record: record["validation"])["deployed"]
-    out = dict(area=mean_of(area(x / due, mean) for x, mean, _ in probes),
-               goal=mean_of(first_at(x / due, worst, goal) for x, _, worst in probes),
-               end=statistics.fmean(record["end"][kind] for record in records for kind in types),
-               deployed=statistics.fmean(chosen[kind] for kind in types))
+    areas, goals, ends = [], [], []
+    for record in records:
+        ends += picked(record["end"], types)
+        if record["probes"]:
+            tokens, mean, worst = np.array(record["probes"], float).T
+            areas.append(area(tokens / due, mean))
+            goals.append(first_at(tokens / due, worst, goal))
+    deployed = max(records, key=validated)["deployed"]
+    out = {
+        "area": mean_of(areas),
+        "goal": mean_of(goals),
+        "end": statistics.fmean(ends),
+        "deployed": statistics.fmean(picked(deployed, types)),
+    }
     if all("sampled" in record for record in records):
         out |= covered_by(records, types)
-    return out | (chosen if len(chosen) > 1 else {})
+    if len(deployed) > 1:
+        out |= deployed
+    return out
 
 
 def covered_by(records: list[dict], types: list[str]) -> dict[str, float]:
     """The measures coverage and repeated of one arm and seed."""
-    best = max(records, key=lambda record: record["validation"])
-    chances = dict(coverage=[], repeated=[])
+    best = max(records, key=validated)
+    coverage, repeated = [], []
     for kind in types:
-        students = [tasks for record in records for tasks in record["sampled"][kind].values()]
+        students = []
+        for record in records:
+            students += record["sampled"][kind].values()
         chosen = best["sampled"][kind][best["best"]]
-        for i in sorted(set.intersection(*map(set, students))):
-            chances["repeated"].append(covered([(SAMPLES, chosen[i])], SAMPLES))
+        for i in asked_of_all(students):
+            repeated.append(covered([(SAMPLES, chosen[i])], SAMPLES))
             if SAMPLES % len(students) == 0:        # else they cannot be dealt out evenly
                 answers = [(SAMPLES, tasks[i]) for tasks in students]
-                chances["coverage"].append(covered(answers, SAMPLES))
-    return {name: mean_of(own) for name, own in chances.items()}
+                coverage.append(covered(answers, SAMPLES))
+    return dict(coverage=mean_of(coverage), repeated=mean_of(repeated))
 
+
+def collected(experiment: Experiment, arms: list[str], goal: float) -> tuple[Values, dict]:
+    """The values, and (arm, seed) -> records. Raises UserError where a budget was missed."""
+    values, records = {}, {}
+    for arm, seed in itertools.product(arms, experiment.seeds):
+        own, due = experiment.of(arm, seed)
+        for record in own:
+            spent = record["spent"][-1]
+            demand(abs(spent / due - 1) <= TOLERANCE, f"budgets are not matched: {record['run']} spent "
+                   f"{spent:,} where {due:,.0f} are due: give more --steps, or leave it out (--arms)")
+        if own:
+            values[arm, seed] = measured(own, due, goal, experiment.plan["types"])
+            records[arm, seed] = own
+    return values, records
+
+
+# ---- did the arms differ in what their names promise? ------------------------------------------------------
 
 @dataclasses.dataclass(frozen=True)
 class Births:
@@ -103,32 +148,43 @@ def manipulation(pairs: list[tuple[dict, dict]], varied: str) -> dict:
     """The check of a contrast. pairs: one run of each arm, by seed; varied: the one thing that the arms vary;
     tested: False where that hardly differed. pairings: matches of one step and teacher with another student,
     and all such matches; 0 of 0 where the runs began with other members."""
-    births = [births_that_can_help(records) for records in zip(*pairs)]
-    others = []
+    births = list(map(births_that_can_help, zip(*pairs)))               # of one arm, and of the other
+    differ = n = 0
     for one, other in pairs:
-        if one["pairings"][0].keys() == other["pairings"][0].keys():
-            for mine, theirs in zip(one["pairings"], other["pairings"]):
-                others += [mine[teacher] != theirs[teacher] for teacher in mine.keys() & theirs.keys()]
-    differ, n = sum(others), len(others)
-    share = dict(matching=differ / max(1, n), evolution=max(both.share() for both in births))
-    return dict(pairings=(differ, n), births=births, tested=not varied or share[varied] >= TESTED[varied])
+        if one["pairings"][0].keys() != other["pairings"][0].keys():
+            continue
+        for mine, theirs in zip(one["pairings"], other["pairings"]):
+            teachers = mine.keys() & theirs.keys()
+            n += len(teachers)
+            differ += sum(mine[teacher] != theirs[teacher] for teacher in teachers)
+    share = dict(matching=differ / max(1, n), evolution=max(map(Births.share, births)))
+    tested = not varied or share[varied] >= TESTED[varied]
+    return dict(pairings=(differ, n), births=births, tested=tested)
 
 
-def contrast(values: dict[tuple[str, int], dict], one: str, other: str, measure: str,
-             against: str = "") -> dict | None:
+# ---- contrasts ---------------------------------------------------------------------------------------------
+
+def contrast(values: Values, one: str, other: str, measure: str, against: str = "") -> dict | None:
     """One arm's measure minus another's, or minus another measure of it (`against`), paired by the seeds that
     have both; None where no seed has."""
-    seeds = [seed for arm, seed in values if arm == one and (other, seed) in values]
     differences = {}
-    for seed in seeds:
-        difference = values[one, seed][measure] - values[other, seed][against or measure]
-        if math.isfinite(difference):
-            differences[seed] = difference
+    for arm, seed in values:
+        if arm == one and (other, seed) in values:
+            difference = values[one, seed][measure] - values[other, seed][against or measure]
+            if math.isfinite(difference):
+                differences[seed] = difference
     if not differences:
         return None
     x = np.array(list(differences.values()))
-    return dict(one=one, other=other, seeds=list(differences), difference=float(x.mean()), by_seed=x.tolist(),
-                interval=interval_of_runs(x), p=sign_flip(x))
+    return {
+        "one": one,
+        "other": other,
+        "seeds": list(differences),
+        "difference": float(x.mean()),
+        "by_seed": x.tolist(),
+        "interval": interval_of_runs(x),
+        "p": sign_flip(x),
+    }
 
 
 def verdict(line: dict) -> str:
@@ -138,38 +194,38 @@ def verdict(line: dict) -> str:
     if not line["check"]["tested"]:
         return "not tested"
     low, high = line["interval"]
-    small = -EFFECT <= low and high <= EFFECT
-    if line["p_holm"] < LEVEL:
-        return f"{'ahead' if line['difference'] > 0 else 'behind'}{', by little' if small else ''}"
-    return "level" if small else "cannot tell"
+    is_small = -EFFECT <= low and high <= EFFECT
+    if line["p_holm"] >= LEVEL and is_small:
+        return "level"
+    if line["p_holm"] >= LEVEL:
+        return "cannot tell"
+    side = "behind"
+    if line["difference"] > 0:
+        side = "ahead"
+    if is_small:
+        side += ", by little"
+    return side
 
 
-def collected(experiment: Experiment, arms: list[str], goal: float) -> tuple[dict, dict]:
-    """(arm, seed) -> `measured`, and -> records. Raises UserError where a budget was missed."""
-    values, records = {}, {}
-    for arm, seed in itertools.product(arms, experiment.seeds):
-        own, due = experiment.of(arm, seed)
-        for record in own:
-            if abs(record["spent"][-1] / due - 1) > TOLERANCE:
-                raise UserError(f"budgets are not matched: {record['run']} spent {record['spent'][-1]:,} "
-                                 f"where {due:,.0f} are due: give more --steps, or leave it out (--arms)")
-        if own:
-            values[arm, seed] = measured(own, due, goal, experiment.plan["types"])
-            records[arm, seed] = own
-    return values, records
+def known(values: Values, name: str) -> set[tuple[str, int]]:
+    """The arms and seeds that have a measure."""
+    return {key for key, own in values.items() if math.isfinite(own.get(name, math.nan))}
 
 
-def means_of(values: dict[tuple[str, int], dict], names: list[str]) -> tuple[dict, dict]:
+def means_of(values: Values, names: list[str]) -> tuple[dict, dict]:
     """arm -> measure -> mean, and measure -> number of seeds. A mean is over the seeds in which every arm has
     the measure: some runs were not probed, and columns of different seeds would not compare."""
-    arms = list(dict.fromkeys(arm for arm, _ in values))
-    seeds = sorted({seed for _, seed in values})
-    means, n_seeds = {arm: {} for arm in arms}, {}
+    arms, seeds = zip(*values)
+    means = {arm: {} for arm in arms}
+    n_seeds = {}
     for name in names:
-        known = {key for key, measures in values.items() if math.isfinite(measures.get(name, math.nan))}
-        common = [seed for seed in seeds if known >= {(arm, seed) for arm in arms}]
+        have = known(values, name)
+        common = []
+        for seed in sorted(set(seeds)):
+            if have.issuperset(itertools.product(arms, [seed])):
+                common.append(seed)
         n_seeds[name] = len(common)
-        for arm in arms:
+        for arm in means:
             means[arm][name] = mean_of(values[arm, seed][name] for seed in common)
     return means, n_seeds
 
@@ -182,62 +238,96 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
     A mean over students (`end`) rises where the best is copied over others, and anybody can do that for
     nothing when the run is over. `copied`: the reference's `end` minus that of each arm in which the student
     that is best on validation has been copied over all others, so that its accuracy is the mean."""
-    wanted = [reference, *arms, *itertools.chain(*further)]
-    values, records = collected(experiment, list(dict.fromkeys(wanted)), goal)
-    names = []
-    for name in dict.fromkeys(itertools.chain(*values.values())):
-        if any(math.isfinite(value.get(name, math.nan)) for value in values.values()):
-            names.append(name)
-    if measure not in names:
-        raise UserError(f"--measure {measure}: these runs have {', '.join(names) or 'none'}")
+    wanted = dict.fromkeys([reference, *arms, *itertools.chain(*further)])
+    values, records = collected(experiment, list(wanted), goal)
+    every_name = dict.fromkeys(itertools.chain(*values.values()))
+    names = [name for name in every_name if known(values, name)]
+    demand(measure in names, f"--measure {measure}: these runs have {', '.join(names) or 'none'}")
     for key, own in records.items():
         values[key]["steps"] = mean_of(len(record["spent"]) for record in own)
     means, n_seeds = means_of(values, [*names, "steps"])
+
     pairs = [(reference, arm) for arm in arms if arm != reference]
-    lines = [contrast(values, one, other, measure) for one, other in dict.fromkeys([*pairs, *further])]
-    lines = [line for line in lines if line]
-    for line, adjusted in zip(lines, holm([line["p"] for line in lines])):
+    lines = []
+    for one, other in dict.fromkeys([*pairs, *further]):
+        if line := contrast(values, one, other, measure):
+            lines.append(line)
+    for line, p_holm in zip(lines, holm([line["p"] for line in lines])):
         one, other = line["one"], line["other"]
-        runs_of_both = [(records[one, seed][0], records[other, seed][0]) for seed in line["seeds"]]
+        first_runs = []
+        for seed in line["seeds"]:
+            first_runs.append((records[one, seed][0], records[other, seed][0]))
         varied = experiment.arms[one].varies(experiment.arms[other])
-        line |= dict(check=manipulation(runs_of_both, varied), p_holm=adjusted)
+        line["check"] = manipulation(first_runs, varied)
+        line["p_holm"] = p_holm
         line["verdict"] = verdict(line)
     copied = []
     if measure == "end":
-        copied = [contrast(values, reference, arm, "end", "deployed") for arm in means]
-    return dict(commits=experiment.plan["commit"], seeds=experiment.seeds, goal=goal, measure=measure,
-                reference=reference, means=means, n_seeds=n_seeds, contrasts=lines,
-                copied=[line for line in copied if line])
+        for arm in means:
+            if line := contrast(values, reference, arm, "end", "deployed"):
+                copied.append(line)
+    return {
+        "commits": experiment.plan["commit"],
+        "seeds": experiment.seeds,
+        "goal": goal,
+        "measure": measure,
+        "reference": reference,
+        "means": means,
+        "n_seeds": n_seeds,
+        "contrasts": lines,
+        "copied": copied,
+    }
 
 
-def statistics_of(line: dict) -> str:
-    """A contrast's difference, interval and p for the terminal."""
-    span = "{:+7.3f} ..{:+7.3f}".format(*line["interval"]) if line["interval"] else "-"
-    return f"{line['difference']:+10.3f}  {span:^17}  {line['p']:6.4f}"
+# ---- the tables --------------------------------------------------------------------------------------------
+
+def row_of(line: dict) -> str:
+    """A contrast for the terminal: its name, difference, interval and p."""
+    span = "-"
+    if line["interval"]:
+        span = "{:+7.3f} ..{:+7.3f}".format(*line["interval"])
+    return f"{name_of(line):31} {line['difference']:+10.3f}  {span:^17}  {line['p']:6.4f}"
+
+
+def name_of(line: dict) -> str:
+    """A contrast's name."""
+    return f"{line['one']} - {line['other']}"
+
+
+def means_table(result: dict) -> list[str]:
+    """A line for each arm: its measures."""
+    heading, seeds = f"{'arm':21}", f"{'seeds of all arms':21}"
+    for name, n in result["n_seeds"].items():
+        heading += f" {name:>6}"
+        seeds += f" {n:{max(6, len(name))}}"
+    out = [heading]
+    for arm, means in result["means"].items():
+        row = f"{arm:21}"
+        for name, mean in means.items():
+            form = ".0f" if name == "steps" else ".3f"
+            row += f" {mean:{max(6, len(name))}{form}}"
+        out.append(row)
+    return [*out, seeds]
 
 
 def table(result: dict) -> str:
     """The result for the terminal."""
-    names, n_seeds = list(result["n_seeds"]), result["n_seeds"]
-    out = [f"commit {', '.join(result['commits'])}; seeds {', '.join(map(str, result['seeds']))}; "
-           f"matched: tokens, within {TOLERANCE:.0%}; goal {result['goal']:g}", "",
-           f"{'arm':21}" + "".join(f" {name:>6}" for name in names)]
-    for arm, means in result["means"].items():
-        cells = [f"{means[name]:{max(6, len(name))}.{0 if name == 'steps' else 3}f}" for name in names]
-        out.append(f"{arm:21} {' '.join(cells)}")
-    cells = [f"{n_seeds[name]:{max(6, len(name))}}" for name in names]
-    out.append(f"{'seeds of all arms':21} {' '.join(cells)}")
+    seeds = ", ".join(map(str, result["seeds"]))
+    out = [f"commit {', '.join(result['commits'])}; seeds {seeds}; "
+           f"matched: tokens, within {TOLERANCE:.0%}; goal {result['goal']:g}", ""]
+    out += means_table(result)
     out += ["", f"{'was it tested?':31} other pairings  births with a parent better than the victim"]
-    heading = f"{result['measure'] + ', corrected (Holm)':31}"
-    below = ["", f"{heading} difference  95% interval            p  p (Holm)  seeds  verdict"]
     for line in result["contrasts"]:
-        name, (differ, n) = f"{line['one']} - {line['other']}", line["check"]["pairings"]
-        out.append(f"{name:31} {differ:5} of {n:5}  {', '.join(map(str, line['check']['births']))}")
-        below.append(f"{name:31} {statistics_of(line)}  {line['p_holm']:8.4f}  {len(line['seeds']):5}  "
-                     f"{line['verdict']}")
+        differ, n = line["check"]["pairings"]
+        births = ", ".join(map(str, line["check"]["births"]))
+        out.append(f"{name_of(line):31} {differ:5} of {n:5}  {births}")
+    columns = "difference  95% interval            p"
+    out += ["", f"{result['measure'] + ', corrected (Holm)':31} {columns}  p (Holm)  seeds  verdict"]
+    for line in result["contrasts"]:
+        n_seeds = len(line["seeds"])
+        out.append(f"{row_of(line)}  {line['p_holm']:8.4f}  {n_seeds:5}  {line['verdict']}")
     if result["copied"]:
-        below += ["", f"{'end - end with the best copied':31} difference  95% interval            p  seeds"]
+        out += ["", f"{'end - end with the best copied':31} {columns}  seeds"]
     for line in result["copied"]:
-        name = f"{line['one']} - {line['other']}"
-        below.append(f"{name:31} {statistics_of(line)}  {len(line['seeds']):5}")
-    return "\n".join(out + below)
+        out.append(f"{row_of(line)}  {len(line['seeds']):5}")
+    return "\n".join(out)

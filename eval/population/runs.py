@@ -42,17 +42,28 @@ class Arm:
     runs: int = 1
     cross: str = ""
 
+    def settings(self) -> set[str]:
+        """The flags with their values, as in "matching uniform"."""
+        return set(map(str.strip, " ".join(self.flags).split("--")))
+
     def varies(self, other: "Arm") -> str:
         """"matching" or "evolution" where two arms differ in nothing else, else ""."""
-        mine, theirs = ({flag.strip() for flag in " ".join(arm.flags).split("--")} for arm in (self, other))
-        names = {flag.split()[0] for flag in mine ^ theirs}
-        return next((thing for thing, flags in VARIED.items() if names and names <= flags), "")
+        differ = self.settings() ^ other.settings()
+        names = {setting.split()[0] for setting in differ}
+        for thing, flags in VARIED.items():
+            if names and names <= flags:
+                return thing
+        return ""
 
 
 def runs_of(name: str, arm: Arm, seed: int) -> dict[str, int]:
     """Name -> seed of an arm's runs with a seed, 1000 apart; the first of `singles` is that of `single`."""
     stem = "single" if name == "singles" else name
-    return {f"{stem}-s{s}": s for s in range(seed, seed + SEED_STRIDE * arm.runs, SEED_STRIDE)}
+    seeds = {}
+    for number in range(arm.runs):
+        own = seed + SEED_STRIDE * number
+        seeds[f"{stem}-s{own}"] = own
+    return seeds
 
 
 @dataclasses.dataclass
@@ -67,19 +78,27 @@ class Experiment:
         """Of the runs; those of independent ones are counted once."""
         return sorted({int(run.rpartition("-s")[2]) % SEED_STRIDE for run in self.records})
 
-    def of(self, arm: str, seed: int) -> tuple[list[dict], float]:
+    def of(self, name: str, seed: int) -> tuple[list[dict], float]:
         """An arm's records with a seed, and the tokens each is to spend; [] unless all are there."""
-        own = [self.records.get(name) for name in runs_of(arm, self.arms[arm], seed)]
+        arm = self.arms[name]
+        own = list(map(self.records.get, runs_of(name, arm, seed)))
         full = self.records.get(f"{FULL}-s{seed}", dict(spent=[0]))
-        due = self.arms[arm].part * self.plan.get("tokens", full["spent"][-1])
-        return (own, due) if due and all(own) else ([], 0.0)
+        budget = self.plan.get("tokens", full["spent"][-1])
+        if not budget or None in own:
+            return [], 0.0
+        return own, arm.part * budget
 
+
+# ---- what the logs of a run say ----------------------------------------------------------------------------
 
 def logged(directory: Path, step: int = 0, name: str = "metrics.jsonl") -> list[dict]:
     """The rows of a run's log up to a checkpoint (0 = the last); [] without one."""
     run = RunDir(directory, writes=False)
     steps = run.steps()
-    return run.rows(name, members_at(run, step or steps[-1])[1]["logs"][name]) if steps else []
+    if not steps:
+        return []
+    _, state = members_at(run, step or steps[-1])
+    return run.rows(name, state["logs"][name])
 
 
 def spent(rows: list[dict]) -> list[int]:
@@ -99,46 +118,91 @@ def met(done: list[int], target: float) -> bool:
 
 def heights(by_type: dict[str, dict[str, float]], students: Iterable[str]) -> tuple[float, float]:
     """Type -> member -> accuracy: the students' mean, and the worst type of the one that is best in it."""
-    each = [[column[name] for column in by_type.values()] for name in students]
-    return statistics.fmean(map(statistics.fmean, each)), max(map(min, each))
+    means, worst = [], []
+    for name in students:
+        own = [column[name] for column in by_type.values()]
+        means.append(statistics.fmean(own))
+        worst.append(min(own))
+    return statistics.fmean(means), max(worst)
 
 
 def probes_of(metrics: list[dict], done: list[int], types: list[str]) -> list[list]:
     """[spent before, students' mean, worst type of the best student] of every probe."""
     out = []
     for before, row in zip([0, *done], metrics):
-        if row.get("heldout_greedy"):
-            by_type = dict(row.get("heldout_by_type") or {"": row["heldout_greedy"]})
-            by_type |= {kind: row["unseen"][kind] for kind in types if kind in row.get("unseen", ())}
-            out.append([before, *heights(by_type, row["heldout_greedy"])])
+        if not row.get("heldout_greedy"):
+            continue
+        by_type = dict(row.get("heldout_by_type") or {"": row["heldout_greedy"]})
+        for kind in types:
+            if kind in row.get("unseen", ()):
+                by_type[kind] = row["unseen"][kind]
+        out.append([before, *heights(by_type, row["heldout_greedy"])])
     return out
 
 
 def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
     """Of each student's birth: step, the better parent's and the victim's accuracy, or None."""
     out = []
-    probed = [(row["step"], row["heldout_greedy"]) for row in metrics if row.get("heldout_greedy")]
     for birth in genealogy:
-        if "parents" not in birth:              # of a --litter no child was better than the victim
+        # Of a --litter no child may have been better than the victim: then nobody was born.
+        if "parents" not in birth or birth["victim"]["role"] != "student":
             continue
-        last = next((accuracy for step, accuracy in reversed(probed) if step <= birth["step"]), {})
-        if birth["victim"]["role"] == "student":
-            parents = [last[parent["name"]] for parent in birth["parents"] if parent["name"] in last]
-            out.append([birth["step"], max(parents, default=None), last.get(birth["victim"]["name"])])
+        accuracy = {}                           # at the last probe
+        for row in metrics:
+            if row["step"] <= birth["step"]:
+                accuracy = row.get("heldout_greedy") or accuracy
+        parents = [parent["name"] for parent in birth["parents"]]
+        known = [accuracy[name] for name in parents if name in accuracy]
+        victim = birth["victim"]["name"]
+        out.append([birth["step"], max(known, default=None), accuracy.get(victim)])
     return out
 
 
 def mean_of(values: Iterable) -> float:
     """The mean of what is known; nan of nothing."""
     known = [value for value in values if value is not None and math.isfinite(value)]
-    return statistics.fmean(known) if known else math.nan
+    if not known:
+        return math.nan
+    return statistics.fmean(known)
 
+
+def means(columns: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The mean of each column."""
+    return {name: statistics.fmean(column.values()) for name, column in columns.items()}
+
+
+def made_by(path: Path) -> dict:
+    """When a run was started, which a commit cannot show, and the whole command that repeats it. Of files and
+    directories the last two names: packs are for others' machines."""
+    env = json.loads((path / "env.json").read_text())
+    words = ["python", "train.py"]
+    for name, value in RunDir(path, writes=False).config().items():
+        default, _ = env["flags"][name]
+        if value == default or name in ("name", "out", "resume"):
+            continue
+        words.append(spelled(name))
+        text = str(value)
+        if text.startswith("/"):
+            text = "/".join(Path(text).parts[-2:])
+        if value is not True:
+            words.append(text)
+    return dict(started=env.get("started"), command=shlex.join(words))
+
+
+# ---- after a run: its students answer held-out tasks -------------------------------------------------------
 
 def write_heldout(path: Path, types: list[str], limit: int) -> None:
     """Validation tasks as a file for train.py --heldout, so that probes ask what is asked after a run."""
-    items = heldout.items_of(types, "validation", limit)
-    tasks = [item.task for item in items if not heldout.is_seen(item.bench, item.id)]
-    rows = [dict(kind=task.kind, program=task.program, inputs=list(task.inputs)) for task in tasks]
+    rows = []
+    for item in heldout.items_of(types, "validation", limit):
+        if not heldout.is_seen(item.bench, item.id):
+            task = item.task
+            rows.append(dict(kind=task.kind, program=task.program, inputs=list(task.inputs)))
+    write_lines(path, rows)
+
+
+def write_lines(path: Path, rows: Iterable[dict]) -> None:
+    """A file of JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -148,21 +212,28 @@ def students_of(directory: Path, step: int) -> list[Path]:
     return sorted(place.glob("S*")) or sorted(place.glob("T*"))
 
 
-def examined(out: Path, parts: list[tuple[Path, int]], cross: str, plan: dict, words: list[str]) -> dict:
-    """The record of a run after its students have answered both splits' tasks, in out/heldout-SPLIT. parts:
-    directory and checkpoint of the run, or of the parents whose child by the operator `cross` it is; plan: as
-    in config.json; words: further flags of heldout."""
-    adapters, accuracy = students_of(*parts[0]), {}
+def examined(
+    out: Path,                          # answers go to out/heldout-SPLIT
+    parts: list[tuple[Path, int]],      # directory and checkpoint of the run, or of each parent of a child
+    cross: str,                         # the operator that made the child; "" = no child
+    plan: dict,                         # as in config.json
+    words: list,                        # further flags of heldout
+) -> dict:
+    """The record of a run after its students have answered both splits' tasks."""
+    adapters = students_of(*parts[0])
     if cross:
-        evolve.cross([str(students_of(*part)[0]) for part in parts], cross, out / "S0")
+        parents = [str(students_of(*part)[0]) for part in parts]
+        evolve.cross(parents, cross, out / "S0")
         adapters = [out / "S0"]
-    words = ["--prompt-format", RunDir(parts[0][0], writes=False).config()["prompt_format"], *words]
+    first, _ = parts[0]
+    words = ["--prompt-format", RunDir(first, writes=False).config()["prompt_format"], *words]
+    accuracy = {}
     with open(f"{out}.log", "a") as log, contextlib.redirect_stdout(log):
         for split in heldout.SPLITS:
             place = out / f"heldout-{split}"
             accuracy[split] = {}
             for kind, right in answered(adapters, split, plan, place, words).items():
-                accuracy[split][kind] = {name: statistics.fmean(own.values()) for name, own in right.items()}
+                accuracy[split][kind] = means(right)
         record = record_of(parts, accuracy, plan["types"])
         if plan.get("samples"):
             own = ["--samples", plan["samples"], *words]
@@ -171,13 +242,19 @@ def examined(out: Path, parts: list[tuple[Path, int]], cross: str, plan: dict, w
     return dict(run=out.name, base_hash=base_hash) | record
 
 
-def answered(adapters: list[Path], split: str, plan: dict, place: Path, words: list,
-             value: Callable = statistics.fmean) -> dict[str, dict]:
+def answered(
+    adapters: list[Path],
+    split: str,
+    plan: dict,
+    place: Path,
+    words: list,
+    value: Callable = statistics.fmean,
+) -> dict[str, dict]:
     """Task type -> member -> task -> value(whether each answer is right), once these adapters have answered a
     split's tasks, in `place`."""
-    own = ["--adapters", *adapters, "--split", split, "--bench", ",".join(plan["asked"]), "--limit",
-           plan["limit"], "--out", place]
-    heldout.main([str(word) for word in own + words])
+    own = ["--adapters", *adapters, "--split", split, "--bench", ",".join(plan["asked"]),
+           "--limit", plan["limit"], "--out", place, *words]
+    heldout.main(list(map(str, own)))
     fresh = []
     for row in comparable(RunDir(place, writes=False).rows("answers.jsonl")):
         if row["member"] != BASE and not heldout.is_seen(row["bench"], row["id"]):      # the base may know it
@@ -185,44 +262,43 @@ def answered(adapters: list[Path], split: str, plan: dict, place: Path, words: l
     return shares(fresh, value)
 
 
-def made_by(path: Path) -> dict:
-    """When a run was started, which a commit cannot show, and the whole command that repeats it. Of files and
-    directories the last two names: packs are for others' machines."""
-    env, flags = json.loads((path / "env.json").read_text()), RunDir(path, writes=False).config()
-    words = []
-    for name, value in flags.items():
-        default, _ = env["flags"][name]
-        if value == default or name in ("name", "out", "resume"):
-            continue
-        words.append(spelled(name))
-        if value is not True:
-            words.append("/".join(Path(value).parts[-2:]) if str(value).startswith("/") else str(value))
-    return dict(started=env.get("started"), command=shlex.join(["python", "train.py", *words]))
-
-
 def record_of(parts: list[tuple[Path, int]], accuracy: dict, types: list[str]) -> dict:
     """What logs and accuracies say of a run; parts and types as in `examined`."""
     done, probes = [], []
-    for path, step in parts:
-        metrics, before = logged(path, step), done[-1] if done else 0
+    before = 0
+    for path, step in parts:                    # parents spend one after the other
+        metrics = logged(path, step)
         own = spent(metrics)
-        probes += [[before + at, *rest] for at, *rest in probes_of(metrics, own, types)]
-        done += [before + at for at in own]
-    chosen, test = accuracy["validation"], accuracy["test"]
-    score = {name: statistics.fmean(chosen[kind][name] for kind in types) for name in chosen[types[0]]}
-    best = max(score, key=score.get)
-    pairings = {}
+        for at, mean, worst in probes_of(metrics, own, types):
+            probes.append([before + at, mean, worst])
+        done += [before + tokens for tokens in own]
+        before = done[-1]
+    pairings = {row["step"]: {} for row in metrics}
     for match in logged(path, step, "matches.jsonl"):
-        pairings.setdefault(match["step"], {})[match["teacher"]] = match["student"]
+        pairings[match["step"]][match["teacher"]] = match["student"]
+    test = accuracy["test"]
+    score = {}
+    for name in test[types[0]]:
+        score[name] = statistics.fmean(accuracy["validation"][kind][name] for kind in types)
+    best = max(score, key=score.get)
     env = json.loads((path / "env.json").read_text())
-    return dict(commit=env["commit"], source=env.get("source"),
-                made=[made_by(path) for path, _ in parts], spent=done, probes=probes,
-                accuracy=accuracy, births=births_of(metrics, logged(path, step, "genealogy.jsonl")),
-                pairings=[pairings.get(row["step"], {}) for row in metrics],
-                best=best, validation=score[best],
-                end={kind: statistics.fmean(column.values()) for kind, column in test.items()},
-                deployed={kind: column[best] for kind, column in test.items()})
+    return {
+        "commit": env["commit"],
+        "source": env.get("source"),
+        "made": [made_by(path) for path, _ in parts],
+        "spent": done,
+        "probes": probes,
+        "accuracy": accuracy,
+        "births": births_of(metrics, logged(path, step, "genealogy.jsonl")),
+        "pairings": list(pairings.values()),
+        "best": best,
+        "validation": score[best],
+        "end": means(test),
+        "deployed": {kind: column[best] for kind, column in test.items()},
+    }
 
+
+# ---- the directory of an ablation --------------------------------------------------------------------------
 
 def read(out: Path) -> dict[str, dict]:
     """The records in an --out by run."""
@@ -231,52 +307,31 @@ def read(out: Path) -> dict[str, dict]:
 
 def add(out: Path, record: dict) -> None:
     """Write a record, in place of an earlier one of the same run."""
-    part, every = out / f"{RECORDS}.part", read(out) | {record["run"]: record}
-    part.write_text("".join(json.dumps(line) + "\n" for line in every.values()))
+    every = read(out) | {record["run"]: record}
+    part = out / f"{RECORDS}.part"
+    write_lines(part, every.values())
     part.replace(out / RECORDS)
 
 
 def write_plan(out: Path, plan: dict, arms: dict[str, Arm]) -> None:
     """out/config.json: what all runs share, and the arms so far with these. Raises UserError."""
     directory = RunDir(out)
-    before = directory.config() if (out / "config.json").exists() else plan
+    before = plan
+    if (out / "config.json").exists():
+        before = directory.config()
     old = before.get("arms", {})
-    given = json.loads(json.dumps({name: dataclasses.asdict(arm) for name, arm in arms.items()}))
-    if changed := differing(before, plan, ()) + differing(given | old, given, ()):
-        raise UserError(f"{out} holds arms of another comparison: {', '.join(changed)}; use another --out")
+    given = {name: dataclasses.asdict(arm) for name, arm in arms.items()}
+    given = json.loads(json.dumps(given))                       # lists, as in the file, where tuples were
+    changed = differing(before, plan, ()) + differing(given | old, given, ())
+    demand(not changed, f"{out} holds arms of another comparison: {', '.join(changed)}; use another --out")
     directory.write_json("config.json", plan | dict(arms=old | given))
-
-
-def opened(directories: list[str]) -> Experiment:
-    """The runs in the --out of one or several ablations, as one. Raises UserError that names every directory
-    which does not belong there: it is none, it computed something else than most, or has a run of another."""
-    packs, odd = [], []
-    for path in [Path(name).expanduser() for name in directories]:
-        try:
-            packs.append(opened_alone(path))
-        except UserError as error:
-            odd.append(str(error))
-    usual = Counter(json.dumps(pack.computed, sort_keys=True) for pack in packs).most_common(1)
-    arms, every, commits = {}, {}, set()
-    for pack in packs:
-        changed = differing(json.loads(usual[0][0]), pack.computed, ())
-        changed += [f"arm {name}" for name, arm in pack.arms.items() if arms.setdefault(name, arm) != arm]
-        changed += [f"{run} is there twice" for run in sorted(every.keys() & pack.records.keys())]
-        if changed:
-            odd.append(f"{pack.path}: {', '.join(changed)}")
-        every |= pack.records
-        commits |= {record["commit"] for record in pack.records.values()}
-    demand(not odd, "these cannot be in one table; leave them out, or make them anew:\n  " + "\n  ".join(odd))
-    plan = packs[0].computed | dict(commit=sorted(commits))
-    return Experiment(plan, arms, every)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pack:
-    """The --out of one ablation; computed: the plan, the base's hash and the sources' hash of its runs, in
-    which packs must agree."""
+    """The --out of one ablation."""
     path: Path
-    computed: dict
+    computed: dict                      # plan, base's hash, sources' hash: in these packs must agree
     arms: dict[str, Arm]
     records: dict[str, dict]
 
@@ -286,8 +341,37 @@ def opened_alone(path: Path) -> Pack:
     plan, records = RunDir(path, writes=False).config(), read(path)
     demand("arms" in plan and records, f"{path} is no --out of an ablation with finished runs")
     arms = {arm: Arm(**given) for arm, given in plan.pop("arms").items()}
-    # Older records have no hash of their sources. A commit says less: it is another one, or unknown, where
-    # only a page or an exercise has been written into, or where there is no git.
-    sources = {record.get("source") or f"commit {record['commit']}" for record in records.values()}
-    bases = {record["base_hash"] for record in records.values()}
+    sources, bases = set(), set()
+    for record in records.values():
+        # Older records have no hash of their sources. A commit says less: it is another one, or unknown,
+        # where only a page or an exercise has been written into, or where there is no git.
+        sources.add(record.get("source") or f"commit {record['commit']}")
+        bases.add(record["base_hash"])
     return Pack(path, plan | dict(base=sorted(bases), source=sorted(sources)), arms, records)
+
+
+def opened(directories: list[str]) -> Experiment:
+    """The runs in the --out of one or several ablations, as one. Raises UserError that names every directory
+    which does not belong there: it is none, it computed something else than most, or has a run of another."""
+    packs, odd = [], []
+    for name in directories:
+        try:
+            packs.append(opened_alone(Path(name).expanduser()))
+        except UserError as error:
+            odd.append(str(error))
+    usual = Counter(json.dumps(pack.computed, sort_keys=True) for pack in packs).most_common(1)
+    arms, every, commits = {}, {}, set()
+    for pack in packs:
+        changed = differing(json.loads(usual[0][0]), pack.computed, ())
+        for name, arm in pack.arms.items():
+            if arms.setdefault(name, arm) != arm:
+                changed.append(f"arm {name}")
+        for run in sorted(every.keys() & pack.records.keys()):
+            changed.append(f"{run} is there twice")
+        if changed:
+            odd.append(f"{pack.path}: {', '.join(changed)}")
+        every |= pack.records
+        commits |= {record["commit"] for record in pack.records.values()}
+    demand(not odd, "these cannot be in one table; leave them out, or make them anew:\n  " + "\n  ".join(odd))
+    plan = packs[0].computed | dict(commit=sorted(commits))
+    return Experiment(plan, arms, every)

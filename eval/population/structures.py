@@ -8,21 +8,27 @@ structures. So beside those there are two coarser measures: structures that also
 and the share of tasks that have the commonest shape of loops. This shape is a program's loops and
 comprehensions alone, nested as they are.
 """
-import argparse
 import ast
 from collections import Counter
 from pathlib import Path
 
 from eval import common
 from eval.summary import table
-from infra.errors import UserError
+from infra import command
+from infra.errors import demand
 from run.directory import RunDir
 from selfplay import mean
 from tasks.complexity import parse, structural_hash
 
 # What a loop is, and how it is written in a shape.
-LOOPS = {ast.For: "for", ast.While: "while", ast.ListComp: "list", ast.SetComp: "set", ast.DictComp: "dict",
-         ast.GeneratorExp: "generator"}
+LOOPS = {
+    ast.For: "for",
+    ast.While: "while",
+    ast.ListComp: "list",
+    ast.SetComp: "set",
+    ast.DictComp: "dict",
+    ast.GeneratorExp: "generator",
+}
 
 
 def loop_shape(node: ast.AST) -> str:
@@ -31,8 +37,8 @@ def loop_shape(node: ast.AST) -> str:
     for child in ast.iter_child_nodes(node):
         inner = loop_shape(child)
         if type(child) in LOOPS:
-            found.append(LOOPS[type(child)] + (f"({inner})" if inner else ""))
-        elif inner:
+            inner = f"{LOOPS[type(child)]}({inner})".removesuffix("()")
+        if inner:
             found.append(inner)
     return " ".join(found)
 
@@ -62,10 +68,10 @@ def coarse_hash(program: str) -> str:
 
 
 def described(path: Path, every: int) -> list[dict]:
-    """A dict for each `every` steps of a run: share of proposals that repeated a structure, valid tasks and
-    their structures, share of these tasks that are new also where operators do not count, share of the
-    commonest shape with a loop, and the students' mean accuracy at the last probe."""
-    run, windows = RunDir(path, writes=False), {}
+    """A dict for each `every` steps of a run; the columns of `window`, and the students' mean accuracy at the
+    last probe."""
+    run = RunDir(path, writes=False)
+    windows = {}
     for row in run.rows("tasks.jsonl"):
         windows.setdefault(row["step"] // every, []).append(row)
     heldout = {}
@@ -74,33 +80,50 @@ def described(path: Path, every: int) -> list[dict]:
             heldout[row["step"] // every] = mean(row["heldout_greedy"].values())
     lines, seen = [], set()
     for number, rows in sorted(windows.items()):
-        programs = [row["program"] for row in rows if not row["reason"]]
-        coarse = {coarse_hash(program) for program in programs}
-        shapes = Counter(loop_shape(parse(program)) for program in programs)
-        del shapes[""]
-        commonest, n = shapes.most_common(1)[0] if shapes else ("-", 0)
-        lines.append(dict(
-            run=path.name, steps=f"{number * every} to {(number + 1) * every - 1}",
-            repeats=sum(row["reason"] == "duplicate" for row in rows) / len(rows), tasks=len(programs),
-            structures=len({structural_hash(program) for program in programs}),
-            new_without_operators=len(coarse - seen) / max(1, len(programs)), shapes=len(shapes),
-            share=n / max(1, len(programs)), commonest=commonest, heldout=heldout.get(number)))
-        seen |= coarse
+        first = number * every
+        steps = f"{first} to {first + every - 1}"
+        line = dict(run=path.name, steps=steps) | window(rows, seen)
+        lines.append(line | dict(heldout=heldout.get(number)))
     return lines
+
+
+def window(rows: list[dict], seen: set[str]) -> dict:
+    """What proposals are like: share that repeated a structure, valid tasks and their structures, share of
+    these tasks that are new also where operators do not count, shapes with a loop, and the commonest one's
+    share. seen: coarse hashes of all windows before, to which this one's are added."""
+    programs = [row["program"] for row in rows if not row["reason"]]
+    fine, coarse, shapes = set(), set(), Counter()
+    for program in programs:
+        fine.add(structural_hash(program))
+        coarse.add(coarse_hash(program))
+        shapes[loop_shape(parse(program))] += 1
+    del shapes[""]                                      # without a loop
+    [(commonest, n)] = shapes.most_common(1) or [("-", 0)]
+    n_new = len(coarse - seen)
+    seen |= coarse
+    some = max(1, len(programs))
+    return {
+        "repeats": mean(row["reason"] == "duplicate" for row in rows),
+        "tasks": len(programs),
+        "structures": len(fine),
+        "new_without_operators": n_new / some,
+        "shapes": len(shapes),
+        "share": n / some,
+        "commonest": commonest,
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises UserError for what the user can mend."""
-    p = argparse.ArgumentParser(prog="python -m eval.population.structures", description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("runs", nargs="+", type=Path, help="runs' directories, out/NAME")
-    p.add_argument("--every", type=int, default=100, help="steps of a line")
-    args = p.parse_args(argv)
-    if args.every < 1:
-        raise UserError(f"--every {args.every}: give at least 1")
-    lines = [line for path in args.runs for line in described(path, args.every)]
-    if not lines:
-        raise UserError("no tasks in these runs: give the directories of runs, out/NAME")
+    parser = command.parser_of("python -m eval.population.structures", __doc__)
+    parser.add_argument("runs", nargs="+", type=Path, help="runs' directories, out/NAME")
+    parser.add_argument("--every", type=int, default=100, help="steps of a line")
+    args = parser.parse_args(argv)
+    demand(args.every >= 1, f"--every {args.every}: give at least 1")
+    lines = []
+    for path in args.runs:
+        lines += described(path, args.every)
+    demand(lines, "no tasks in these runs: give the directories of runs, out/NAME")
     print(table(lines))
     return 0
 
