@@ -4,14 +4,14 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 
-from report.opening import ABSENT, CHART, by_member, opening, result, unseen
+from report.browse import tasks
+from report.layout import curves, figure, palette, section, table
+from report.opening import CHART, by_member, opening, result, unseen
 from report.run import MemberLog, RunLog, items, num
-from report.svg import Line, Points, brief, line_chart, short, text
+from report.svg import Line, Points, brief, short, text
 
 HERE = Path(__file__).parent
 CSS = CHART + (HERE / "page.css").read_text(encoding="utf-8")
@@ -25,65 +25,6 @@ SAME = {
     "Students on the teachers' tasks": "solve_rate",
     "Valid proposals": "valid",
     "Statements per task": "statements"}
-ROOM = 750_000                      # bytes of the page, at most
-VERDICTS = {
-    "correct": "✓ correct",
-    "wrong": "✗ wrong",
-    "malformed": "∅ malformed",
-    "violation": "⚠ forbidden system call",
-    "unjudged": "? the sandbox failed"}
-TEXTS = {
-    "program": "program",
-    "message": "hint",
-    "inputs": "input",
-    "outputs": "output",
-    "text": "what the teacher wrote"}
-# The script fills the menus with what the tasks hold, and shows the form.
-MENUS = ""
-for name in ("teacher", "student", "kind", "solved"):
-    MENUS += f'<label>{name} <select name="{name}"><option value="">any</option></select></label>'
-FORM = f'<form>{MENUS}<label>text <input name="words"></label><span id="count" role="status"></span></form>'
-
-
-def figure(title: str, caption: str, body: str, wide: bool = False) -> str:
-    """A card with its heading and how to read it, HTML; without a body it is said to be absent."""
-    kind = " class=wide" if wide else ""
-    return f"<figure{kind}><figcaption><b>{title}</b>{caption}</figcaption>{body or ABSENT}</figure>"
-
-
-def curves(title: str, caption: str, lines: list[Line], share: bool = False, zero: bool = True) -> str:
-    """A figure of curves. title: any text; caption: HTML; share, zero: as in svg.line_chart."""
-    return figure(text(title), caption, line_chart(title, lines, share, zero))
-
-
-def section(name: str, title: str, words: str, figures: list[str]) -> str:
-    """A part of the page."""
-    body = f'<div class="grid">{"".join(figures)}</div>'
-    return f'<section id="{name}"><h2>{title}</h2><p>{words}</p>{body}</section>'
-
-
-def table(head: Sequence[str], rows: list[list[object]]) -> str:
-    """A table that scrolls where it is too large. head: words; rows: of cells in HTML."""
-    body = row_of("th", head)
-    for row in rows:
-        body += row_of("td", row)
-    return f'<div class="scroll"><table>{body}</table></div>'
-
-
-def row_of(tag: str, cells: Sequence[object]) -> str:
-    """A line of a table."""
-    inner = ""
-    for cell in cells:
-        inner += f"<{tag}>{cell}</{tag}>"
-    return f"<tr>{inner}</tr>"
-
-
-def palette(named: Iterable[tuple[str, Points]]) -> list[Line]:
-    """Pairs (name, points) as curves of different colours."""
-    lines = []
-    for i, (name, points) in enumerate(named):
-        lines.append(Line(name, points, f"m{i % 8}", f"d{i // 8 % 3}"))
-    return lines
 
 
 def roles(run: RunLog, key: str) -> list[Line]:
@@ -247,89 +188,6 @@ def drift(run: RunLog) -> str:
     return section("drift", "Drift", "What the monitors say at the end of every step, for collapse, gaming, "
                    "forgetting, escape, flat rewards and format (docs/advanced/drift.md).",
                    [figure("Alarms", "", alarms(run), wide=True)])
-
-
-def block(title: str, body: object) -> str:
-    """A named text of a task; "" if it is missing."""
-    if isinstance(body, list):
-        body = "\n".join(map(str, body))
-    if body in (None, ""):
-        return ""
-    return f"<h4>{title}</h4><pre>{text(body, 2500)}</pre>"
-
-
-def attempts(row: dict) -> str:
-    """Who tried, with what verdict and which words; equal attempts are told once."""
-    out = ""
-    for name in items(row, "attempts"):
-        verdicts = [str(verdict) for verdict in items(row, "attempts", name, kind=list)]
-        answers = [str(answer).strip() for answer in items(row, "answers", name, kind=list)]
-        pairs = Counter(zip_longest(verdicts, answers[:len(verdicts)], fillvalue=""))
-        for (verdict, answer), n in pairs.most_common():
-            words = text(VERDICTS.get(verdict, verdict), 60)
-            if n > 1:
-                words = f"{n} × {words}"
-            out += f"<h4>{text(name)}: {words}</h4>"
-            if answer:
-                out += f"<pre>{text(answer, 700)}</pre>"
-    return out
-
-
-def solved(row: dict) -> str:
-    """What became of a proposal, as the filter has it: why it was refused, or how often it was solved."""
-    rate = num(row, "solve_rate")
-    if row.get("reason"):
-        return str(row["reason"])
-    if rate is None:
-        return "not tried"
-    return {0: "never", 1: "always"}.get(rate, "sometimes")
-
-
-def pill(row: dict) -> str:
-    """The same as a coloured label."""
-    rate = num(row, "solve_rate")
-    words = solved(row)
-    if not row.get("reason") and rate is not None:
-        words = f"solved {rate:.2f}"
-    shade = f'class="pill" style="--v:{min(1, max(0, rate or 0)):.2f}"'
-    if row.get("reason"):
-        shade = 'class="pill no"'
-    return f"<span {shade}>{text(brief(words, 30))}</span>"
-
-
-def title_of(row: dict, students: str) -> str:
-    """What a folded proposal shows: step, who wrote it, who tried, and how its program begins."""
-    who = text(brief(row.get("teacher"), 20))
-    if students:
-        who += f" → {text(brief(students, 60))}"
-    begin = str(row.get("program") or row.get("text") or "").split()
-    code = text(" ".join(begin)[:90])
-    return f"step {row['step']} · {who} · {text(brief(row.get('kind'), 20))} · <code>{code}</code>"
-
-
-def task(row: dict) -> str:
-    """One proposal, folded: who wrote it, who tried, what became of it."""
-    students = " ".join(items(row, "attempts"))
-    data = dict(teacher=row.get("teacher"), student=students, kind=row.get("kind"), solved=solved(row))
-    attributes = [f'data-{key}="{text(value, 200)}"' for key, value in data.items()]
-    inner = ""
-    for key, words in TEXTS.items():
-        inner += block(words, row.get(key))
-    inner += attempts(row)
-    return (f'<details class="task" {" ".join(attributes)}><summary>{pill(row)} {title_of(row, students)}'
-            f"</summary><div>{inner}{block('reward', num(row, 'reward'))}</div></details>")
-
-
-def tasks(run: RunLog) -> str:
-    """Tasks from the run's first step to its last, as many as there is room for, with their filters."""
-    shown = [task(row) for row in run.tasks]
-    while sum(len(made.encode()) for made in shown) > ROOM:
-        shown = shown[::2]
-    body = '<p class="absent wide">Absent: no proposal can be read from tasks.jsonl.</p>'
-    if shown:
-        body = f'<div class="card wide">{FORM}<div id="list">{"".join(shown)}</div></div>'
-    words = f"{len(shown):,} of {run.n_tasks:,} proposals, evenly spaced in the order of writing."
-    return section("tasks", "Browse the tasks", words, [body])
 
 
 def differing(run: RunLog, first: RunLog) -> str:
