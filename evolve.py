@@ -6,11 +6,9 @@ evaluation = competitive two-population co-evolution.
 
     python -m evolve out/a/step_40/S0 out/b/step_40/S1 --operator add --out child     # two adapters by hand
 """
-import argparse
 import itertools
 import random
 import re
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +18,8 @@ import numpy as np
 import torch
 
 from config import Config, numbers_of
-from infra.errors import UserError, demand, number_from, place
+from infra.command import leave, parser_of
+from infra.errors import demand, number_from, place
 from infra.files import demand_fields
 from lora import TARGETS, Adapters, Factors
 from operators import BY_NAME, CROSSOVERS, EXACT, MUTATIONS, OPERATORS, adapter_cosines, dw_norm, n_children
@@ -519,8 +518,8 @@ def cross(
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evolve", description="Make a child of adapters by hand.")
+    """The command line. Raises UserError for what the user can mend."""
+    parser = parser_of("python -m evolve", "Make a child of adapters by hand.")
     parser.add_argument("parents", nargs="+", help="PEFT directories of one base and rank, the fitter first")
     parser.add_argument("--operator", default="add", choices=tuple(OPERATORS))
     parser.add_argument("--share", type=float, default=0.7, help="add: of each parent's update")
@@ -530,11 +529,8 @@ def main() -> None:
     knobs = {}
     if args.operator == "add":
         knobs["share"] = args.share
-    try:
-        demand(0 < args.share <= 10, f"--share {args.share}: give a number in (0, 10]")
-        ratio, cosines = cross(args.parents, args.operator, args.out, args.seed, **knobs)
-    except (UserError, OSError) as e:
-        sys.exit(f"evolve: {e}")
+    demand(0 < args.share <= 10, f"--share {args.share}: give a number in (0, 10]")
+    ratio, cosines = cross(args.parents, args.operator, args.out, args.seed, **knobs)
     print(f"{args.out} = {args.operator}({', '.join(args.parents)}), norm of its update over its parents' "
           f"mean {ratio:.2f}; cosines, the child last:")
     for row in cosines.tolist():
@@ -542,4 +538,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    leave("evolve", main)

@@ -13,9 +13,8 @@ them. A table (median, range of the repeats), then one line of JSON; keys with x
 import argparse
 import json
 import os
-import sys
 
-from infra.errors import UserError
+from infra.command import leave, parser_of
 
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # read when torch is imported, hence before it
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -27,8 +26,7 @@ COMMANDS = card.COMMANDS | verifier.COMMANDS | engine.COMMANDS | speedrun.COMMAN
 
 def parser() -> argparse.ArgumentParser:
     """The command line; see the top of the file."""
-    p = argparse.ArgumentParser(prog="python -m bench", description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = parser_of("python -m bench", __doc__)
     subs = p.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
         sub = subs.add_parser(name, help=command.work.__doc__)
@@ -37,16 +35,13 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def main() -> None:
-    """Run a command, print its figures as a line of JSON."""
+def main() -> int:
+    """Run a command, print its figures as a line of JSON; 0, or 1 where something was found to be wrong."""
     args = parser().parse_args()
-    try:
-        figures = COMMANDS[args.command].work(args)
-    except UserError as error:
-        parser().exit(2, f"bench {args.command}: {error}\n")
+    figures = COMMANDS[args.command].work(args)
     print(json.dumps(dict(command=args.command, **figures)))
-    sys.exit(0 if figures.get("correct", True) else 1)
+    return int(not figures.get("correct", True))
 
 
 if __name__ == "__main__":
-    main()
+    leave("bench", main)

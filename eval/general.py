@@ -22,7 +22,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from eval import answering, common, fetch
-from eval.fetch import Item
+from eval.fetch import Item, published
 from eval.summary import summarise
 from infra.errors import demand, explained
 from model import Base
@@ -64,9 +64,13 @@ def unpack(path: Path, raw: bytes) -> dict[str, dict[str, bytes]]:
     return files
 
 
-def load(data: str, split: str = "test", limit: int = 0) -> tuple[list[Item], dict[str, str]]:
-    """The first `limit` (0 = all) questions of every subject, and the archive's SHA-256. Raises UserError
-    for a damaged one. (The two spaces before the subject's name are the published code's.)"""
+def load(
+    data: str,                          # the folder of the published files
+    split: str = "test",
+    limit: int = 0,                     # questions of a subject, the first ones; 0 = all
+) -> tuple[list[Item], dict[str, str]]:
+    """Questions of every subject, and the archive's SHA-256. Raises UserError for a damaged one. (The two
+    spaces before the subject's name are the published code's.)"""
     path, raw, sha = fetch.read("mmlu", fetch.FILES["mmlu"][0], data)
     files = unpack(path, raw)
     demand(files[split] and files[split].keys() <= files["dev"].keys(), f"{path} cannot be read: remove it, "
@@ -101,20 +105,25 @@ def letter_ids(tokenizer: object) -> list[int]:
 
 
 @torch.inference_mode()
-def letter_logps(population: common.Population, prompts: list[list[int]], members: list[str]) -> torch.Tensor:
-    """Log-probabilities (B, 4) of the letters after each prompt, by its row's member, in one forward pass."""
+def letter_logps(
+    population: common.Population,
+    prompts: list[list[int]],
+    members: list[str],                 # of each prompt
+) -> torch.Tensor:
+    """Log-probabilities (B, 4) of the letters after each prompt, in one forward pass."""
     base = population.base
     device, dtype = base.model.embedding.device, base.model.embedding.dtype
-    ids = pad_sequence(list(map(torch.tensor, prompts)), batch_first=True).to(device)               # (B, T)
+    ids = pad_sequence(list(map(torch.tensor, prompts)), batch_first=True)                          # (B, T)
     last = torch.tensor(list(map(len, prompts)), device=device) - 1                                 # (B,)
     slots = [population.slots[name] for name in members]
     lora = None
     if population.adapters:
         lora = population.adapters.route(torch.tensor(slots, device=device), dtype)
     rows = torch.arange(len(prompts), device=device)
-    hidden = base.model(ids, lora=lora)[rows, last]                                                 # (B, C)
+    hidden = base.model(ids.to(device), lora=lora)[rows, last]                                # (B, C)
     logits = base.model.logits(hidden).float()                                                      # (B, V)
-    return logits[:, letter_ids(base.tokenizer)] - logits.logsumexp(-1, keepdim=True)
+    letters = letter_ids(base.tokenizer)
+    return logits[:, letters] - logits.logsumexp(-1, keepdim=True)
 
 
 def likeliest(
@@ -131,7 +140,8 @@ def likeliest(
         prompts = [ids[row["bench"], row["id"]] for row in part]
         logps = letter_logps(population, prompts, [row["member"] for row in part])
         answers = []
-        for logp, best in zip(logps.tolist(), logps.argmax(1).tolist()):
+        likeliest = logps.argmax(1).tolist()
+        for logp, best in zip(logps.tolist(), likeliest):
             digits = [round(x, 4) for x in logp]
             answers.append(dict(tokens=0, text=LETTERS[best], logp=digits))
         ended(list(range(start, start + len(part))), answers)
@@ -139,7 +149,10 @@ def likeliest(
 
 def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
     """Are the letters right?"""
-    return [dict(correct=letter == item.gold, gold=item.gold) for item, letter in answers]
+    rows = []
+    for item, letter in answers:
+        rows.append(dict(correct=letter == item.gold, gold=item.gold))
+    return rows
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -152,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
     args = common.check(parser.parse_args(argv))
     items, hashes = load(args.data, args.split, args.limit)
     if args.self_test:
-        return answering.self_test(items, lambda item: item.gold, verify)
+        return answering.self_test(items, published, verify)
     name = "eval-general"
     if args.split != "test":
         name += f"-{args.split}"
@@ -161,7 +174,8 @@ def main(argv: list[str] | None = None) -> int:
     for row in rows:
         _, subject, _ = row["id"].split("/")
         by_subject.append(row | dict(bench=subject))
-    common.conclude(args, run, rows, split=args.split, subjects=summarise(by_subject, max_new=1))
+    subjects = summarise(by_subject, max_new=1)
+    common.conclude(args, run, rows, split=args.split, subjects=subjects)
     return 0
 
 

@@ -12,28 +12,37 @@ from contextlib import closing
 from functools import partial
 
 from eval import answering, common, fetch
-from eval.fetch import Item
+from eval.fetch import Item, published
 from eval.forms import forms
 from eval.grader import Grader
 from infra.errors import demand
 from model import Base
 from tasks.prompts import concluded
 
-SETS = ("aime24", "aime25", "amc23", "math500", "minerva", "gsm8k", "olympiadbench")
+SETS = tuple("aime24 aime25 amc23 math500 minerva gsm8k olympiadbench".split())
 
 
 def item_of(bench: str, number: int, row: fetch.Row) -> Item:
     """An item from the row of this number, from 0. Raises UserError for a row of another file. Gold is the
     answer (GSM8K: what follows "####"), OlympiadBench's list of one, or, where there is none, the solution,
     from whose box the grader takes it (Minerva)."""
-    gold = row.get("answer", row.get("final_answer", row.get("solution")))
+    gold = first_of(row, "answer", "final_answer", "solution")
     if isinstance(gold, list):
         gold = "".join(map(str, gold[:1]))
-    gold = str(gold).rpartition("####")[2].strip()
+    _, _, gold = str(gold).rpartition("####")
+    gold = gold.strip()
     demand(gold not in ("", "None"), "no answer")
-    name = row.get("unique_id", row.get("id", row.get("idx", number)))
+    name = first_of(row | dict(number=number), "unique_id", "id", "idx", "number")
     question = row.get("problem") or row["question"]
     return Item(bench, str(name), question, gold)
+
+
+def first_of(row: dict, *names: str) -> object:
+    """The first of these fields that a row has; None without any."""
+    for name in names:
+        if name in row:
+            return row[name]
+    return None
 
 
 def ask(item: Item, prompt_format: str, base: Base) -> str:
@@ -41,7 +50,11 @@ def ask(item: Item, prompt_format: str, base: Base) -> str:
     return f"{item.question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 
 
-def grade(grader: Grader, answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
+def grade(
+    grader: Grader,
+    answers: list[tuple[Item, str]],
+    prompt_format: str,
+) -> list[dict]:
     """Verdicts on answers, with the gold ones."""
     rows = []
     for item, text in answers:
@@ -50,7 +63,11 @@ def grade(grader: Grader, answers: list[tuple[Item, str]], prompt_format: str) -
     return rows
 
 
-def tell_apart(grader: Grader, answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
+def tell_apart(
+    grader: Grader,
+    answers: list[tuple[Item, str]],
+    prompt_format: str,
+) -> list[dict]:
     """Whether the grader tells three right and two wrong ways to write each item's gold answer apart:
     correct, and the ones that it misjudged. The answers themselves are passed over."""
     rows = []
@@ -72,8 +89,10 @@ def main(argv: list[str] | None = None) -> int:
     items, hashes = fetch.load(args, SETS, item_of)
     with closing(Grader()) as grader:
         if args.self_test:
-            return answering.self_test(items, lambda item: item.gold, partial(tell_apart, grader))
-        answered = answering.evaluate(args, "eval-math", items, hashes, ask, partial(grade, grader))
+            apart = partial(tell_apart, grader)
+            return answering.self_test(items, published, apart)
+        judge = partial(grade, grader)
+        answered = answering.evaluate(args, "eval-math", items, hashes, ask, judge)
     common.conclude(args, *answered)
     return 0
 

@@ -35,9 +35,12 @@ def covered(answers: list[tuple[int, int]], k: int) -> float:
     return 1 - all_wrong
 
 
-def bootstrap(values: np.ndarray, percentiles: tuple[float, float] = (2.5, 97.5)) -> np.ndarray:
-    """95% percentile interval (..., 2) of the mean of values (n, ...), such as differences, by 10,000 draws
-    of items. All columns of a draw have the same items."""
+def bootstrap(
+    values: np.ndarray,                 # (n, ...), such as differences
+    percentiles: tuple[float, float] = (2.5, 97.5),
+) -> np.ndarray:
+    """95% percentile interval (..., 2) of the mean of values, by 10,000 draws of items. All columns of a draw
+    have the same items."""
     n = len(values)
     items = np.reshape(values, (n, -1)).astype(float)                    # (n, columns)
     # Equal items are drawn as one: most values are 0 or 1, and a benchmark has a thousand of them.
@@ -49,7 +52,8 @@ def bootstrap(values: np.ndarray, percentiles: tuple[float, float] = (2.5, 97.5)
     for _ in range(20):
         drawn = rng.multinomial(n, counts / n, size=500)                 # (500, distinct)
         means.append(drawn @ distinct / n)
-    means = np.concatenate(means).reshape(-1, *np.shape(values)[1:])     # (10000, ...)
+    _, *shape = np.shape(values)
+    means = np.reshape(means, (-1, *shape))                              # (10000, ...)
     interval = np.percentile(means, percentiles, axis=0)
     return np.moveaxis(interval, 0, -1)
 
@@ -63,10 +67,12 @@ def widened(n: int) -> tuple[float, float]:
     """
     angle = np.linspace(0, math.pi / 2, 100_001)
     density = np.cos(angle) ** (n - 2)
-    below = np.append(0, np.cumsum(density[1:] + density[:-1]))
+    steps = density[1:] + density[:-1]
+    below = np.append(0, np.cumsum(steps))
     at_95 = np.interp(0.95, below / below[-1], angle)
     t = math.sqrt(n - 1) * math.tan(at_95)
-    tail = 100 * NormalDist().cdf(-math.sqrt(n / (n - 1)) * t)
+    wider = math.sqrt(n / (n - 1))
+    tail = 100 * NormalDist().cdf(-wider * t)
     return tail, 100 - tail
 
 
@@ -86,11 +92,12 @@ def sign_flip(differences: np.ndarray) -> float:
         patterns = list(itertools.product((1, -1), repeat=S))            # the first one is all 1
         signs = np.reshape(patterns, (2 ** S, S))
     else:
-        signs = np.random.default_rng(0).choice((1, -1), size=(100_000, S))
+        rng = np.random.default_rng(0)
+        signs = rng.choice((1, -1), size=(100_000, S))
         signs[0] = 1
     sums = np.abs(signs @ np.asarray(differences, float))
-    # A pattern whose sum is equal but for rounding counts.
-    return float((sums >= sums[0] * (1 - 1e-12)).mean())
+    least = sums[0] * (1 - 1e-12)               # a sum that is equal but for rounding counts
+    return float(np.mean(sums >= least))
 
 
 def holm(p: list[float]) -> list[float]:

@@ -4,20 +4,23 @@ Rows are those of answers.jsonl: dicts with bench, id, member, sample, correct a
 once, as the mean of its samples. correct is None where the sandbox failed: see `comparable`.
 """
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 import numpy as np
 
 from eval.stats import bootstrap, covered, pass_at_k
 from measure.shares import wilson
 
+item_of = itemgetter("bench", "id")
 BASE, MEAN = "base", "mean"                       # the bare base among the members, and the members' mean
 
 
 def comparable(rows: list[dict]) -> list[dict]:
     """Without the questions on which the sandbox failed for anybody: all that are left have answered them."""
-    failed = {(row["bench"], row["id"]) for row in rows if row["correct"] is None}
-    return [row for row in rows if (row["bench"], row["id"]) not in failed]
+    failed = {item_of(row) for row in rows if row["correct"] is None}
+    return [row for row in rows if item_of(row) not in failed]
 
 
 def shares(rows: list[dict], value: Callable = np.mean) -> dict[str, dict[str, dict]]:
@@ -39,6 +42,11 @@ def tally(right: list[bool]) -> tuple[int, int]:
     return len(right), sum(right)
 
 
+def picked(column: dict, names: Iterable) -> list:
+    """The values of some names."""
+    return [column[name] for name in names]
+
+
 def asked_of_all(columns: Iterable[dict]) -> list[str]:
     """The items that every column has. columns: item -> anything, of each member."""
     return sorted(set.intersection(*map(set, columns)))
@@ -46,12 +54,13 @@ def asked_of_all(columns: Iterable[dict]) -> list[str]:
 
 def fewest_samples(tallies: dict[str, dict]) -> int:
     """How many samples every item of every member has, at least. tallies: member -> item -> `tally`."""
-    return min(min(items.values())[0] for items in tallies.values())
+    fewest = min(min(items.values()) for items in tallies.values())
+    return fewest[0]
 
 
-def n_right(tallies: dict[str, tuple[int, int]]) -> int:
-    """How many answers of a member are right. tallies: item -> `tally`."""
-    return sum(right for _, right in tallies.values())
+def n_right(items: dict[str, tuple[int, int]]) -> int:
+    """How many answers of a member are right. items: item -> `tally`."""
+    return sum(map(itemgetter(1), items.values()))
 
 
 def members_in(share: Iterable[str]) -> list[str]:
@@ -81,9 +90,11 @@ def with_means(share: dict[str, dict]) -> dict[str, dict]:
         out = {BASE: share[BASE]} | share
     for mean, names in groups(members_in(share)).items():
         out[mean] = {}
-        for i in share[names[0]]:
-            if all(i in share[name] for name in names):
-                out[mean][i] = np.mean([share[name][i] for name in names], 0)
+        first, *others = picked(share, names)
+        for i, value in first.items():
+            if all(i in other for other in others):
+                values = [value, *map(itemgetter(i), others)]
+                out[mean][i] = np.mean(values, axis=0)
     return out
 
 
@@ -91,9 +102,9 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
     """One dict per benchmark and member, and for the members' means: what `table` shows. Share of right
     answers with Wilson interval, difference to the base with paired bootstrap interval, mean tokens of an
     answer, share cut off at max_new tokens."""
-    tokens = {}
+    tokens = defaultdict(list)
     for row in rows:
-        tokens.setdefault((row["bench"], row["member"]), []).append(row["tokens"])
+        tokens[row["bench"], row["member"]].append(row["tokens"])
     out = []
     for bench, share in shares(rows).items():
         means = groups(members_in(share))
@@ -107,7 +118,7 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
                 "interval": wilson(float(right.sum()), len(right)),
             }
             if name != BASE and BASE in share:
-                gain = right - np.array([share[BASE][i] for i in items])
+                gain = right - np.array(picked(share[BASE], items))
                 line["minus_base"] = float(gain.mean())
                 line["minus_base_interval"] = bootstrap(gain).tolist()
             of_whom = means.get(name, [name])
@@ -118,8 +129,11 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
     return out
 
 
-def pass_curves(tallies: dict[str, dict], ks: list[int]) -> dict[str, dict[str, list[float]]]:
-    """Member -> item -> pass@k for each k. tallies: member -> item -> `tally`."""
+def pass_curves(
+    tallies: dict[str, dict],           # member -> item -> `tally`
+    ks: list[int],
+) -> dict[str, dict[str, list[float]]]:
+    """Member -> item -> pass@k for each k."""
     curves = {}
     for member, items in tallies.items():
         curves[member] = {}
@@ -139,7 +153,7 @@ def passes(rows: list[dict]) -> list[dict]:
         curves = with_means(pass_curves(tallies, ks))
         columns = []
         for items in curves.values():
-            columns.append([items[i] for i in ids])
+            columns.append(picked(items, ids))
         values = np.stack(columns, axis=1)                                      # (items, members, k)
         gains = values - values[:, :1]                                          # the first is the base
         # In one draw of the bootstrap all members answer the same questions.
@@ -174,8 +188,9 @@ def coverage(rows: list[dict]) -> list[dict]:
         if not 2 <= k <= fewest_samples(tallies):
             continue
         together, alone = [], []
-        for i in asked_of_all(tallies[name] for name in names):
-            each = [tallies[name][i] for name in names]
+        members = picked(tallies, names)
+        for i in asked_of_all(members):
+            each = list(map(itemgetter(i), members))
             together.append(covered(each, k))
             alone.append([covered([own], k) for own in each])
         together, alone = np.array(together), np.array(alone)                   # (items,), (items, k)
@@ -205,7 +220,9 @@ def cell(name: str, value: object) -> str:
         return f"{cell(name, low)} .. {cell(name, high)}"
     if not isinstance(value, float):
         return str(value)
-    return f"{value:+.3f}" if name.startswith("minus") else f"{value:.3f}"
+    if name.startswith("minus"):
+        return f"{value:+.3f}"
+    return f"{value:.3f}"
 
 
 def table(lines: list[dict]) -> str:
@@ -217,14 +234,15 @@ def table(lines: list[dict]) -> str:
             column.append(cell(name, line.get(name, "")))
         width = max(map(len, column))
         columns.append([text.ljust(width) for text in column])
-    return "\n".join("  ".join(row).rstrip() for row in zip(*columns))
+    rows = map("  ".join, zip(*columns))
+    return "\n".join(map(str.rstrip, rows))
 
 
 def pass_table(lines: list[dict]) -> str:
     """What `passes` gives, and the difference to the base at the largest k with its interval."""
     rows = []
     for line in lines:
-        row = {name: line[name] for name in ("bench", "member", "n")}
+        row = dict(bench=line["bench"], member=line["member"], n=line["n"])
         for k, share in zip(line["k"], line["pass_at"]):
             row[f"@{k}"] = share
         if "minus_base" in line:

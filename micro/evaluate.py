@@ -13,9 +13,7 @@ by events, logic = puzzle by variables (from 2). Kinds whose answer can have a t
     thinks @1   the same share at temperature 1
     thinking    accuracy, greedy, when the first token is forced to open the trace
 """
-import argparse
 import random
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean
@@ -23,7 +21,8 @@ from statistics import fmean
 import torch
 
 from generate import Prompts, SamplingParams, generate
-from infra.errors import UserError
+from infra.command import leave, parser_of
+from infra.errors import demand
 from micro import data
 from model import Base
 from sandbox.values import encode
@@ -141,11 +140,17 @@ def line(row: str, name: str, values: list[float]) -> str:
     return f"{row:6s}{name:12s}{cells:30s} {fmean(values):.3f}"
 
 
-def main(args: argparse.Namespace) -> None:
+def main() -> None:
     """Print the table row by row, the mean over the sizes last."""
+    parser = parser_of("python -m micro.evaluate", __doc__)
+    parser.add_argument("base", help="model directory whose prompt_format is micro")
+    parser.add_argument("--n", type=int, default=100, help="tasks per cell")
+    parser.add_argument("--seed", type=int, default=99)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
     base = load_base(args.base)
-    if base.prompt_format != "micro":
-        raise UserError(f"{args.base} wants the {base.prompt_format} prompt format: give a micro base")
+    demand(base.prompt_format == "micro",
+           f"{args.base} wants the {base.prompt_format} prompt format: give a micro base")
     sizes = "".join(f"{size:<5}" for size in range(1, 7))
     print(f"{'statements':18s}{sizes} mean")
     with open_sandbox("auto", base.prompt_format, workers=1) as sandbox:
@@ -155,13 +160,4 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", help="model directory whose prompt_format is micro")
-    parser.add_argument("--n", type=int, default=100, help="tasks per cell")
-    parser.add_argument("--seed", type=int, default=99)
-    torch.set_num_threads(1)
-    try:
-        main(parser.parse_args())
-    except UserError as error:
-        sys.exit(f"micro.evaluate: {error}")
+    leave("micro.evaluate", main)

@@ -12,7 +12,6 @@ Phase 1 (OUT/phase1) teaches the skills: write programs, and answer with a trace
 as training goes, and no program reserved for evaluation enters them. Every draw is keyed by the seed and the
 number of the pool of examples, and the schedule counts tokens, so a run can be repeated.
 """
-import argparse
 import hashlib
 import json
 import random
@@ -28,6 +27,7 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.utils.rnn import pad_sequence
 
+from infra.command import leave, parser_of
 from micro import data
 from model import Model, ModelConfig
 from weights import load_model
@@ -309,8 +309,20 @@ def draw_heldout(some: HeldOut) -> list[dict]:
     return list(unique.values())
 
 
-def main(cfg: argparse.Namespace) -> None:
-    """Run the phases asked for, each into its directory under cfg.out."""
+def main() -> None:
+    """Run the phases asked for, each into its directory under --out."""
+    parser = parser_of("python -m micro.make", __doc__)
+    parser.add_argument("--phase", choices=("1", "2", "both"), default="both")
+    parser.add_argument("--tokens", type=float, help="of a phase, prompts included; 48e6 and 1.6e6")
+    parser.add_argument("--lr", type=float, help="peak learning rate of a phase; 3e-3 and 3e-4")
+    parser.add_argument("--thinking", type=float, default=.22,
+                        help="share of the answers with a trace in phase 2's data")
+    parser.add_argument("--shallow", type=float, default=0.,
+                        help="share of phase 2's direct answers to output tasks with a shallow trace: the "
+                        "value after half of the statements, opened by <")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", default="micro", help="writes OUT/phase1 and OUT/base")
+    cfg = parser.parse_args()
     out = Path(cfg.out)
     start = out / "phase1"
     torch.set_num_threads(1)
@@ -330,16 +342,4 @@ def main(cfg: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--phase", choices=("1", "2", "both"), default="both")
-    parser.add_argument("--tokens", type=float, help="of a phase, prompts included; 48e6 and 1.6e6")
-    parser.add_argument("--lr", type=float, help="peak learning rate of a phase; 3e-3 and 3e-4")
-    parser.add_argument("--thinking", type=float, default=.22,
-                        help="share of the answers with a trace in phase 2's data")
-    parser.add_argument("--shallow", type=float, default=0.,
-                        help="share of phase 2's direct answers to output tasks with a shallow trace: the "
-                        "value after half of the statements, opened by <")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", default="micro", help="writes OUT/phase1 and OUT/base")
-    main(parser.parse_args())
+    leave("micro.make", main)

@@ -256,7 +256,7 @@ def test_adapters_that_do_not_fit_are_not_crossed(tmp_path, capsys, monkeypatch)
             cross(parents, "add", tmp_path / "child")
     for share, out in (("nan", "child"), ("0.5", "half")):
         monkeypatch.setattr("sys.argv", ["evolve", one, two, "--share", share, "--out", str(tmp_path / out)])
-        with pytest.raises(SystemExit) if share == "nan" else contextlib.nullcontext():
+        with pytest.raises(UserError, match="--share nan") if share == "nan" else contextlib.nullcontext():
             evolve.main()
     cross([one, two], "mean", tmp_path / "mean")
     half, mean = [read_peft(tmp_path / name)[2] for name in ("half", "mean")]

@@ -6,17 +6,15 @@
 The comparison decides on the exit code. The two texts do not: a base that has never seen a prompt format may
 miss it, and that is better seen here than after a night of training.
 """
-import argparse
 import json
-import sys
 from dataclasses import replace
 
 import torch
 
 from config import Config, resolve_config
 from generate import Prompts, SamplingParams, generate
+from infra.command import leave, parser_of
 from infra.distributed import ALONE
-from infra.errors import UserError
 from model import Base
 from sandbox.values import encode
 from selfplay import PROPOSE, Setup, ask, make_rng
@@ -80,20 +78,17 @@ def show_parsed(base: Base, n_new: int = 0) -> None:
 
 def main() -> int:
     """The command line: prints both, 0 where the base computes what transformers computes."""
-    parser = argparse.ArgumentParser(prog="python -m weights", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("python -m weights", __doc__)
     parser.add_argument("--check", metavar="DIR", required=True, help="model directory or hub id")
     parser.add_argument("--max-new-tokens", type=int, default=0, help="of the two texts; 0 = as in training")
     args = parser.parse_args()
-    try:
-        base = load_base(args.check)
-        result = compare(base)
-        print(json.dumps(result, indent=1), flush=True)
-        show_parsed(base, args.max_new_tokens)
-    except UserError as e:
-        parser.error(str(e))
-    return 0 if result["tokens"] == result["of"] and result["max_abs_diff"] < 1e-3 else 1
+    base = load_base(args.check)
+    result = compare(base)
+    print(json.dumps(result, indent=1), flush=True)
+    show_parsed(base, args.max_new_tokens)
+    is_same = result["tokens"] == result["of"] and result["max_abs_diff"] < 1e-3
+    return int(not is_same)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave("weights", main)

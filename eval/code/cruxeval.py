@@ -2,7 +2,7 @@
 import argparse
 
 from eval import answering, common, fetch
-from eval.population.heldout import Item, examiner, formatted
+from eval.population.heldout import Item, ask_all, examiner, formatted
 from infra.errors import demand
 from sandbox.values import decode
 from tasks import cruxeval
@@ -19,7 +19,11 @@ FORMATS_OF = {
 }
 
 
-def items_of(args: argparse.Namespace, benches: list[str], sandbox: Sandbox) -> tuple[list[Item], dict]:
+def items_of(
+    args: argparse.Namespace,
+    benches: list[str],
+    sandbox: Sandbox,
+) -> tuple[list[Item], dict[str, str]]:
     """The tasks of --split, --limit of each benchmark, and the file's SHA-256 by its name."""
     known, = fetch.FILES["cruxeval"]
     path, raw, sha = fetch.read("cruxeval", known, args.data)
@@ -45,15 +49,15 @@ def main(args: argparse.Namespace, benches: list[str], sandbox: Sandbox) -> int:
     items, hashes = items_of(args, benches, sandbox)
     if args.self_test:
         _, verify = examiner(sandbox, "direct")
-        return answering.self_test(items, published, lambda answers, _: verify(answers))
+
+        def judge(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
+            return verify(answers)
+
+        return answering.self_test(items, published, judge)
     demand(args.prompt in FORMATS_OF, f"--prompt {args.prompt}: CRUXEval's questions are tasks of self-play, "
            f"which are put as {', '.join(FORMATS_OF)}")
     args.prompt_format = FORMATS_OF[args.prompt]
     population = formatted(args, common.load(args))
-    prompt_format = population.base.prompt_format
-    name = f"eval-cruxeval-{args.split}"
-    out, done = common.open_out(args, population, f"task {prompt_format}", hashes, name)
-    ask, verify = examiner(sandbox, prompt_format)
-    rows = answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
+    out, rows = ask_all(args, population, sandbox, items, hashes, f"eval-cruxeval-{args.split}")
     common.conclude(args, out, rows, split=args.split, limit=args.limit, sandbox=sandbox.tier)
     return 0

@@ -44,7 +44,7 @@ class Problem:
 
 # ---- the types that JSON lost ------------------------------------------------------------------------------
 
-def tuples(values: list) -> list[tuple]:
+def tuples(values: list[list]) -> list[tuple]:
     """Lists in a list as tuples."""
     return list(map(tuple, values))
 
@@ -61,26 +61,31 @@ def lists_as_tuples(values: list) -> tuple:
     return tuple(tuple(x) if isinstance(x, list) else x for x in values)
 
 
-RULES = [
-    ({2, 116, 132, 143, 222, 261, 273, 394, 399, 421, 424, 429, 470, 560, 579, 596, 616, 630, 726, 740, 744,
-      809}, tuples),
-    ({63, 64, 70, 94, 120, 237, 272, 299, 400, 409, 417, 438, 473, 614, 780}, lambda a: list(map(tuples, a))),
-    ({75, 413, 444, 753}, lambda a: [tuples(a[0]), a[1]]),
-    ({106, 750}, lambda a: [a[0], tuple(a[1])]),
-    ({124}, lambda a: [float(a[0]), complex(a[1])]),
-    ({252}, lambda a: [complex(a[0])]),
-    ({250, 405, 446, 617, 720, 763, 808, 307}, lambda a: [tuple(a[0]), *a[1:]]),
-    ({278}, lambda a: [lists_as_tuples(a[0])]),
-    ({722}, lambda a: [{key: tuple(value) for key, value in a[0].items()}, *a[1:]]),
-    ({259, 401, 445, 580, 615, 791}, lambda a: list(map(deep_tuple, a))),
-]
+def values_as_tuples(values: dict[str, list]) -> dict[str, tuple]:
+    """A dictionary's lists as tuples."""
+    return {key: tuple(value) for key, value in values.items()}
+
+
+# Numbers of MBPP tasks -> what becomes of their arguments
+RULES = {
+    "2 116 132 143 222 261 273 394 399 421 424 429 470 560 579 596 616 630 726 740 744 809": tuples,
+    "63 64 70 94 120 237 272 299 400 409 417 438 473 614 780": lambda a: list(map(tuples, a)),
+    "75 413 444 753": lambda a: [tuples(a[0]), a[1]],
+    "106 750": lambda a: [a[0], tuple(a[1])],
+    "124": lambda a: [float(a[0]), complex(a[1])],
+    "252": lambda a: [complex(a[0])],
+    "250 405 446 617 720 763 808 307": lambda a: [tuple(a[0]), *a[1:]],
+    "278": lambda a: [lists_as_tuples(a[0])],
+    "722": lambda a: [values_as_tuples(a[0]), *a[1:]],
+    "259 401 445 580 615 791": lambda a: list(map(deep_tuple, a)),
+}
 
 
 def restore(task: str, arguments: list) -> list:
     """The arguments of one MBPP+ call with the types that JSON lost. Raises UserError for another call's."""
-    task_number = int(task.rpartition("/")[2])
-    for numbers, rule in RULES:
-        if task_number in numbers:
+    _, _, number = task.rpartition("/")
+    for numbers, rule in RULES.items():
+        if number in numbers.split():
             try:
                 return rule(arguments)
             except (TypeError, ValueError, LookupError) as error:       # of another shape than published

@@ -29,16 +29,18 @@ def complete(prompt: str, completion: str, bench: str) -> str:
     return prompt + completion
 
 
+def parts_of(node: ast.AST, kind: type) -> list[ast.AST]:
+    """A node and all below it that are of a kind."""
+    return [part for part in ast.walk(node) if isinstance(part, kind)]
+
+
 def names(node: ast.stmt) -> list[str]:
     """The names that a top-level definition or assignment makes; none for other statements."""
     if isinstance(node, DEFINITIONS):
         return [node.name]
-    found = []
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        for part in ast.walk(node):
-            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-                found.append(part.id)
-    return found
+        return [name.id for name in parts_of(node, ast.Name) if isinstance(name.ctx, ast.Store)]
+    return []
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Run:
 
     def n_lines(self) -> int:
         """Lines that are not empty."""
-        return sum(bool(line.strip()) for line in self.source.split("\n"))
+        return sum(map(bool, map(str.strip, self.source.split("\n"))))
 
 
 def longest(text: str, entry: str | None) -> Run:
@@ -84,7 +86,7 @@ def longest(text: str, entry: str | None) -> Run:
 
 def returns(node: ast.stmt) -> bool:
     """Whether a statement is no function without a return, such as a prompt's head that an answer repeats."""
-    return not isinstance(node, ast.FunctionDef) or any(isinstance(x, ast.Return) for x in ast.walk(node))
+    return not isinstance(node, ast.FunctionDef) or bool(parts_of(node, ast.Return))
 
 
 def needed(run: Run, entry: str) -> str:
@@ -102,14 +104,15 @@ def needed(run: Run, entry: str) -> str:
         node = first.pop(todo.pop(), None)
         if node:
             kept.append(node)
-            todo += [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
+            todo += [name.id for name in parts_of(node, ast.Name)]
     numbers = set()
     for node in kept:
-        decorators = getattr(node, "decorator_list", [])
-        begins = min(part.lineno for part in [node, *decorators])
+        begins = node.lineno
+        for decorator in getattr(node, "decorator_list", []):
+            begins = min(begins, decorator.lineno)
         numbers.update(range(begins, node.end_lineno + 1))
-    lines = run.source.split("\n")
-    return "\n".join(lines[number - 1] for number in sorted(numbers))
+    lines = ["", *run.source.split("\n")]           # numbers begin at 1
+    return "\n".join(lines[number] for number in sorted(numbers))
 
 
 def extract(text: str, entry: str | None) -> str:
@@ -125,4 +128,6 @@ def extract(text: str, entry: str | None) -> str:
         return ""
     runs = [longest(part, entry) for part in [*blocks, text]]
     best = max(runs, key=lambda run: (run.defines(entry), run.source.count("\n")))
-    return needed(best, entry) if best.defines(entry) else ""
+    if not best.defines(entry):
+        return ""
+    return needed(best, entry)

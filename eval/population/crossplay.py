@@ -24,7 +24,7 @@ from config import config_of_run, for_new_tasks, resolve_config
 from eval import answering, common
 from eval.population.heldout import Item, examiner, formatted, verifier_flags
 from eval.stats import bootstrap
-from eval.summary import BASE, comparable, shares
+from eval.summary import BASE, comparable, picked, shares
 from evolve import Member, members_of
 from infra.distributed import Ranks
 from infra.errors import demand
@@ -42,7 +42,11 @@ Matrix = dict[str, dict[str, np.ndarray]]       # students -> teachers -> mean s
 
 # ---- tasks of every generation of teachers -----------------------------------------------------------------
 
-def generation(run: RunDir, bare: common.Population, step: int) -> tuple[common.Population, list[Member]]:
+def generation(
+    run: RunDir,
+    bare: common.Population,
+    step: int,
+) -> tuple[common.Population, list[Member]]:
     """A checkpoint's adapters on the base of `bare`, and its members in the slots where these are."""
     directories = common.peft_directories([run.path / f"step_{step}"])
     population = common.stack(bare.base, bare.base_hash, directories)
@@ -53,36 +57,57 @@ def generation(run: RunDir, bare: common.Population, step: int) -> tuple[common.
     return population, members
 
 
-def new_tasks(run: RunDir, setup: Setup, members: list[Member], step: int, n: int) -> list[Task]:
+def new_tasks(
+    run: RunDir,
+    setup: Setup,
+    members: list[Member],
+    step: int,
+    n: int,
+) -> list[Task]:
     """n new valid tasks of a checkpoint's teachers in turn, the same in every call."""
-    archive = archive_at(run, members_at(run, step)[1], setup.task_types)
-    last = run.steps()[-1]
-    whole = archive_at(run, members_at(run, last)[1], setup.task_types)
+    archives = []
+    for at in (step, run.steps()[-1]):
+        _, state = members_at(run, at)
+        archives.append(archive_at(run, state, setup.task_types))
+    archive, whole = archives
     archive.keys |= whole.keys                      # none of them is in the run
     teachers = members_of(members, "teacher")
     written = {teacher.name: [] for teacher in teachers}
     for anew in range(ANEW, ANEW + ROUNDS):
         if sum(map(len, written.values())) >= n:
             break
-        _, proposed = selfplay.propose(setup, archive, list(zip(teachers, teachers)), anew)
+        pairs = list(zip(teachers, teachers))
+        _, proposed = selfplay.propose(setup, archive, pairs, anew)
         selfplay.verify(setup, archive, proposed, anew)
         for p in proposed:
             if p.task:
                 written[p.teacher.name].append(p.task)
                 archive.add(p.task, p.structure)
     rounds = itertools.zip_longest(*written.values())           # one of each teacher; None: it has no more
-    return list(filter(None, itertools.chain(*rounds)))[:n]
+    tasks = filter(None, itertools.chain(*rounds))
+    return list(itertools.islice(tasks, n))
 
 
-def opened_setup(args: argparse.Namespace, run: RunDir, bare: common.Population, sandbox: Sandbox) -> Setup:
+def opened_setup(
+    args: argparse.Namespace,
+    run: RunDir,
+    bare: common.Population,
+    sandbox: Sandbox,
+) -> Setup:
     """What proposing tasks as in the run needs; its adapters are set by generation."""
     prompt_format = bare.base.prompt_format
     given = config_of_run(run.config(), run.path)
     cfg = for_new_tasks(given, device=args.device, rollout_batch=args.max_rows)
     cfg = resolve_config(cfg, prompt_format)
-    limits = Limits.of_run(cfg, prompt_format, bare.base.tokenizer)
-    types = tuple(cfg.task_types.split(","))
-    return Setup(cfg, bare.base, None, Ranks.join(cfg.device), sandbox, limits, types)
+    return Setup(
+        cfg=cfg,
+        base=bare.base,
+        adapters=None,
+        ranks=Ranks.join(cfg.device),
+        sandbox=sandbox,
+        limits=Limits.of_run(cfg, prompt_format, bare.base.tokenizer),
+        task_types=tuple(cfg.task_types.split(",")),
+    )
 
 
 # ---- what their answers say --------------------------------------------------------------------------------
@@ -96,8 +121,8 @@ def cells(rows: list[dict]) -> Matrix:
     out = {}
     for bench, members in shares(by_generation).items():
         for member, rates in members.items():
-            own = out.setdefault(member, {})
-            own[bench] = np.array([rates[i] for i in sorted(rates, key=int)])
+            in_order = sorted(rates, key=int)
+            out.setdefault(member, {})[bench] = np.array(picked(rates, in_order))
     return out
 
 
@@ -107,24 +132,28 @@ def forgetting(matrix: Matrix, column: str, last: str, earlier: list[str]) -> np
     behind = np.zeros(len(even))
     for half in (even, ~even):
         best = max(earlier, key=lambda row: matrix[row][column][~half].mean())
-        behind[half] = matrix[best][column][half] - matrix[last][column][half]
+        lead = matrix[best][column] - matrix[last][column]
+        behind[half] = lead[half]
     return behind
 
 
 def summary(matrix: Matrix, steps: list[int]) -> dict:
     """Solve rates, and forgetting with 95% intervals per earlier column and over all of these."""
-    rows, columns = [BASE, *map(str, steps)], list(matrix[BASE])
+    rows = [BASE, *map(str, steps)]
+    _, *earlier, last = rows
+    columns = list(matrix[BASE])
     rates = {}
     for row in rows:
         rates[row] = {column: float(matrix[row][column].mean()) for column in columns}
     behind = {}
     for column in columns:
-        if column != rows[-1]:
-            behind[column] = forgetting(matrix, column, rows[-1], rows[1:-1])
+        if column != last:
+            behind[column] = forgetting(matrix, column, last, earlier)
     behind["all"] = np.concatenate(list(behind.values()))
     lost = {}
     for column, x in behind.items():
-        lost[column] = dict(mean=float(x.mean()), interval=bootstrap(x).tolist())
+        interval = bootstrap(x).tolist()
+        lost[column] = dict(mean=float(x.mean()), interval=interval)
     return dict(students=rows, teachers=columns, matrix=rates, forgetting=lost)
 
 
@@ -175,7 +204,9 @@ def main(argv: list[str] | None = None) -> int:
     steps = run.steps()[::-args.every][::-1]
     demand(len(steps) > 1, f"{run.path}: two checkpoints are the least: train with --keep 1000 to keep all")
     bare = formatted(args, common.load(args))
-    bare.adapters, bare.slots, bare.hashes = None, {BASE: -1}, {}
+    bare.adapters = None
+    bare.slots = {BASE: -1}
+    bare.hashes = {}
     prompt_format = bare.base.prompt_format
     items, hashes = [], {}
     with open_sandbox("auto", prompt_format, args.workers) as sandbox:
@@ -189,7 +220,8 @@ def main(argv: list[str] | None = None) -> int:
             for number, task in enumerate(tasks):
                 items.append(Item(str(step), str(number), task))
             if tasks:
-                hashes[str(step)] = hashlib.sha256(repr(tasks).encode()).hexdigest()
+                text = repr(tasks)
+                hashes[str(step)] = hashlib.sha256(text.encode()).hexdigest()
         demand(len(hashes) > 1, f"{len(hashes)} generation of teachers wrote new tasks in {ROUNDS} rounds")
         out, done = common.open_out(args, bare, f"task {prompt_format}", hashes, "eval-crossplay")
         out.write_json("tasks.json", list(map(dataclasses.asdict, items)))
@@ -201,7 +233,11 @@ def main(argv: list[str] | None = None) -> int:
             population.slots = {f"{step}/{m.name}": m.slot for m in members_of(members, "student")}
             rows += answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
     result = summary(cells(comparable(rows)), steps)
-    head = dict(run=str(run.path), temperature=args.temperature, samples=args.samples)
+    head = {
+        "run": str(run.path),
+        "temperature": args.temperature,
+        "samples": args.samples,
+    }
     out.write_json("summary.json", head | result)
     print(f"{table(result)}\nevery answer with its verdict: {out.path / 'answers.jsonl'}")
     return 0

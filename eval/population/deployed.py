@@ -22,7 +22,8 @@ from run.checkpoint import RunDir
 
 def nearest(directory: Path, tokens: float) -> int:
     """The checkpoint of a run at which it had spent most nearly so many tokens; else raises UserError."""
-    steps = [step for step in RunDir(directory, writes=False).steps() if step]      # 0 has spent nothing
+    steps = RunDir(directory, writes=False).steps()
+    steps = list(filter(None, steps))                   # at 0 nothing was spent
     demand(steps, f"{directory}: no checkpoint there; give a run's directory, out/NAME")
     done = runs.spent(runs.logged(directory))
     return min(steps, key=lambda step: abs(done[step - 1] - tokens))
@@ -70,17 +71,20 @@ def main(argv: list[str] | None = None) -> int:
     each = [[part] for part in parts]                   # each run is a record,
     if args.cross:
         each = [parts]                                  # or all are the parents of one
-    arm = runs.Arm(tuple(args.flags.split()), 1 / len(each), len(each), args.cross)
+    flags = tuple(args.flags.split())
+    n = len(each)
+    arm = runs.Arm(flags, 1 / n, n, args.cross)
     plan = plan_of(args)
     runs.write_plan(args.out, plan, {name: arm})
     words = ["--workers", 1]
     if args.base:
         words += ["--base", args.base]
-    for run, own in zip(runs.runs_of(name, arm, int(seed)), each):
+    names = runs.runs_of(name, arm, int(seed))
+    for run, own in zip(names, each):
         record = runs.examined(args.out / run, own, args.cross, plan, words)
         runs.add(args.out, record)
-        right = ", ".join(f"{kind} {x:.2f}" for kind, x in record["deployed"].items())
-        print(f"{run}: {record['spent'][-1]:,} tokens; deployed: {right}", flush=True)
+        right = [f"{kind} {x:.2f}" for kind, x in record["deployed"].items()]
+        print(f"{run}: {record['spent'][-1]:,} tokens; deployed: {', '.join(right)}", flush=True)
     return 0
 
 

@@ -24,6 +24,7 @@ from config import PRESETS
 from eval import answering, common
 from infra.errors import demand
 from micro.evaluate import MAX_NEW_TOKENS, ROWS, SEEN, SIZES, draw_tasks
+from run.directory import RunDir
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import SPLITS, UNJUDGED, Task, split_of
 from tasks.prompts import FORMATS, Prompt
@@ -79,9 +80,13 @@ def items_of(families: list[str], split: str, limit: int) -> list[Item]:
     return items
 
 
-def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None) -> tuple[Callable, Callable]:
-    """ask(item) -> Prompt and verify([(item, text)]) -> [row of answers.jsonl], as in training, for items
-    with .task; limits: a run's, else the format's. A row's correct is None where the sandbox failed."""
+def examiner(
+    sandbox: Sandbox,
+    prompt_format: str,
+    limits: Limits | None = None,       # a run's; None: the format's
+) -> tuple[Callable, Callable]:
+    """ask(item) -> Prompt and verify([(item, text)]) -> [row of answers.jsonl], as in training. A row's
+    correct is None where the sandbox failed."""
     limits = limits or Limits.for_format(prompt_format)
 
     def ask(item: Item) -> Prompt:
@@ -92,11 +97,30 @@ def examiner(sandbox: Sandbox, prompt_format: str, limits: Limits | None = None)
         texts = [[text] for _, text in answers]
         rows = []
         for verdict, in verify_answers(tasks, texts, prompt_format, limits, sandbox.run):
-            correct = None if verdict == UNJUDGED else verdict == "correct"
+            correct = verdict == "correct"
+            if verdict == UNJUDGED:
+                correct = None
             rows.append(dict(correct=correct, verdict=verdict))
         return rows
 
     return ask, verify
+
+
+def ask_all(
+    args: argparse.Namespace,
+    population: common.Population,
+    sandbox: Sandbox,
+    items: list[Item],
+    hashes: dict[str, str],             # of what is asked: another one is another evaluation
+    name: str,                          # of the directory of results, where --out gives none
+) -> tuple[RunDir, list[dict]]:
+    """That directory, and everybody's answers to tasks, asked and judged as in training."""
+    prompt_format = population.base.prompt_format
+    out, done = common.open_out(args, population, f"task {prompt_format}", hashes, name)
+    lines = [json.dumps(dataclasses.asdict(item)) for item in items]
+    (out.path / "items.jsonl").write_text("\n".join(lines))
+    ask, verify = examiner(sandbox, prompt_format)
+    return out, answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
 
 
 def verifier_flags(parser: argparse.ArgumentParser) -> None:
@@ -169,11 +193,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in families:           # of the first tasks: a larger --limit can go on from a smaller
             first = draw(name, args.split, 1)
             hashes[name] = hashlib.sha256(repr(first).encode()).hexdigest()
-        out, done = common.open_out(args, population, f"task {prompt_format}", hashes, default)
-        lines = [json.dumps(dataclasses.asdict(item)) for item in items]
-        (out.path / "items.jsonl").write_text("\n".join(lines))
-        ask, verify = examiner(sandbox, prompt_format)
-        rows = answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
+        out, rows = ask_all(args, population, sandbox, items, hashes, default)
     common.conclude(args, out, rows, counted, split=args.split, limit=args.limit)
     return 0
 

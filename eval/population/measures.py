@@ -16,7 +16,7 @@ import numpy as np
 
 from eval.population.runs import SAMPLES, Experiment, mean_of
 from eval.stats import covered, holm, interval_of_runs, sign_flip
-from eval.summary import asked_of_all
+from eval.summary import asked_of_all, picked
 from infra.errors import demand
 
 FEWEST = 8                          # seeds, under which nothing is concluded
@@ -50,11 +50,6 @@ def first_at(x: np.ndarray, y: np.ndarray, height: float) -> float:
 def validated(record: dict) -> float:
     """By which the deployed one among several runs is chosen."""
     return record["validation"]
-
-
-def picked(by_type: dict[str, float], types: list[str]) -> list[float]:
-    """The values of some task types."""
-    return [by_type[kind] for kind in types]
 
 
 def measured(records: list[dict], due: float, goal: float, types: list[str]) -> dict[str, float]:

@@ -30,7 +30,10 @@ RECORDS = "runs.jsonl"
 SAMPLES = 4                         # answers to a task at temperature 1, for coverage
 SEED_STRIDE = 1000                  # between the seeds of independent runs of one arm
 # by which flags
-VARIED = dict(matching={"matching"}, evolution={"evolve", "evolve-every", "replace-frac", "grace", "litter"})
+VARIED = {
+    "matching": {"matching"},
+    "evolution": {"evolve", "evolve-every", "replace-frac", "grace", "litter"},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Arm:
 
     def settings(self) -> set[str]:
         """The flags with their values, as in "matching uniform"."""
-        return set(map(str.strip, " ".join(self.flags).split("--")))
+        words = " ".join(self.flags)
+        return set(map(str.strip, words.split("--")))
 
     def varies(self, other: "Arm") -> str:
         """"matching" or "evolution" where two arms differ in nothing else, else ""."""
@@ -76,7 +80,11 @@ class Experiment:
     @property
     def seeds(self) -> list[int]:
         """Of the runs; those of independent ones are counted once."""
-        return sorted({int(run.rpartition("-s")[2]) % SEED_STRIDE for run in self.records})
+        seeds = set()
+        for run in self.records:
+            _, _, seed = run.rpartition("-s")
+            seeds.add(int(seed) % SEED_STRIDE)
+        return sorted(seeds)
 
     def of(self, name: str, seed: int) -> tuple[list[dict], float]:
         """An arm's records with a seed, and the tokens each is to spend; [] unless all are there."""
@@ -116,7 +124,10 @@ def met(done: list[int], target: float) -> bool:
     return now + (now - before) / 2 >= target
 
 
-def heights(by_type: dict[str, dict[str, float]], students: Iterable[str]) -> tuple[float, float]:
+def heights(
+    by_type: dict[str, dict[str, float]],
+    students: Iterable[str],
+) -> tuple[float, float]:
     """Type -> member -> accuracy: the students' mean, and the worst type of the one that is best in it."""
     means, worst = [], []
     for name in students:
@@ -151,10 +162,12 @@ def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
         for row in metrics:
             if row["step"] <= birth["step"]:
                 accuracy = row.get("heldout_greedy") or accuracy
-        parents = [parent["name"] for parent in birth["parents"]]
-        known = [accuracy[name] for name in parents if name in accuracy]
+        best = None
+        for parent in birth["parents"]:
+            if parent["name"] in accuracy:
+                best = max(best or 0, accuracy[parent["name"]])
         victim = birth["victim"]["name"]
-        out.append([birth["step"], max(known, default=None), accuracy.get(victim)])
+        out.append([birth["step"], best, accuracy.get(victim)])
     return out
 
 
@@ -196,8 +209,8 @@ def write_heldout(path: Path, types: list[str], limit: int) -> None:
     rows = []
     for item in heldout.items_of(types, "validation", limit):
         if not heldout.is_seen(item.bench, item.id):
-            task = item.task
-            rows.append(dict(kind=task.kind, program=task.program, inputs=list(task.inputs)))
+            task = dataclasses.asdict(item.task)
+            rows.append({name: task[name] for name in ("kind", "program", "inputs")})
     write_lines(path, rows)
 
 
@@ -262,8 +275,12 @@ def answered(
     return shares(fresh, value)
 
 
-def record_of(parts: list[tuple[Path, int]], accuracy: dict, types: list[str]) -> dict:
-    """What logs and accuracies say of a run; parts and types as in `examined`."""
+def record_of(
+    parts: list[tuple[Path, int]],      # as in `examined`
+    accuracy: dict,
+    types: list[str],                   # those played
+) -> dict:
+    """What logs and accuracies say of a run."""
     done, probes = [], []
     before = 0
     for path, step in parts:                    # parents spend one after the other
@@ -302,7 +319,8 @@ def record_of(parts: list[tuple[Path, int]], accuracy: dict, types: list[str]) -
 
 def read(out: Path) -> dict[str, dict]:
     """The records in an --out by run."""
-    return {record["run"]: record for record in RunDir(out, writes=False).rows(RECORDS)}
+    rows = RunDir(out, writes=False).rows(RECORDS)
+    return {record["run"]: record for record in rows}
 
 
 def add(out: Path, record: dict) -> None:
@@ -340,14 +358,17 @@ def opened_alone(path: Path) -> Pack:
     """The Pack in a directory. Raises UserError where there is none."""
     plan, records = RunDir(path, writes=False).config(), read(path)
     demand("arms" in plan and records, f"{path} is no --out of an ablation with finished runs")
-    arms = {arm: Arm(**given) for arm, given in plan.pop("arms").items()}
+    arms = {}
+    for arm, given in plan.pop("arms").items():
+        arms[arm] = Arm(**given)
     sources, bases = set(), set()
     for record in records.values():
         # Older records have no hash of their sources. A commit says less: it is another one, or unknown,
         # where only a page or an exercise has been written into, or where there is no git.
         sources.add(record.get("source") or f"commit {record['commit']}")
         bases.add(record["base_hash"])
-    return Pack(path, plan | dict(base=sorted(bases), source=sorted(sources)), arms, records)
+    computed = plan | dict(base=sorted(bases), source=sorted(sources))
+    return Pack(path, computed, arms, records)
 
 
 def opened(directories: list[str]) -> Experiment:
@@ -359,7 +380,8 @@ def opened(directories: list[str]) -> Experiment:
             packs.append(opened_alone(Path(name).expanduser()))
         except UserError as error:
             odd.append(str(error))
-    usual = Counter(json.dumps(pack.computed, sort_keys=True) for pack in packs).most_common(1)
+    every_kind = Counter(json.dumps(pack.computed, sort_keys=True) for pack in packs)
+    usual = every_kind.most_common(1)                   # [(text, n)], or [] without a pack
     arms, every, commits = {}, {}, set()
     for pack in packs:
         changed = differing(json.loads(usual[0][0]), pack.computed, ())
