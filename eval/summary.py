@@ -101,10 +101,11 @@ def with_means(share: dict[str, dict]) -> dict[str, dict]:
 def summarise(rows: list[dict], max_new: int) -> list[dict]:
     """One dict per benchmark and member, and for the members' means: what `table` shows. Share of right
     answers with Wilson interval, difference to the base with paired bootstrap interval, mean tokens of an
-    answer, share cut off at max_new tokens."""
-    tokens = defaultdict(list)
+    answer, share cut off at max_new tokens. Where verdicts tell it, also the share of malformed answers: what
+    rises early in a run is often the form alone."""
+    given = defaultdict(list)
     for row in rows:
-        tokens[row["bench"], row["member"]].append(row["tokens"])
+        given[row["bench"], row["member"]].append(row)
     out = []
     for bench, share in shares(rows).items():
         means = groups(members_in(share))
@@ -121,10 +122,15 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
                 gain = right - np.array(picked(share[BASE], items))
                 line["minus_base"] = float(gain.mean())
                 line["minus_base_interval"] = bootstrap(gain).tolist()
-            of_whom = means.get(name, [name])
-            spent = np.concatenate([tokens[bench, member] for member in of_whom])
+            answers = []
+            for member in means.get(name, [name]):
+                answers += given[bench, member]
+            spent = np.array([row["tokens"] for row in answers])
             line["tokens"] = float(spent.mean())
             line["cut"] = float((spent >= max_new).mean())
+            if "verdict" in answers[0]:
+                malformed = [row["verdict"] == "malformed" for row in answers]
+                line["malformed"] = float(np.mean(malformed))
             out.append(line)
     return out
 
