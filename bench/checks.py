@@ -38,7 +38,8 @@ def relative_rms(x: torch.Tensor, wanted: torch.Tensor) -> float:
     """Root mean square of x - wanted, divided by that of wanted; in float64 on the CPU."""
     x = x.detach().cpu().double()
     wanted = wanted.detach().cpu().double()
-    return ((x - wanted).norm() / wanted.norm()).item()
+    error = (x - wanted).norm() / wanted.norm()
+    return error.item()
 
 
 def share_that_differs(x: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -50,7 +51,8 @@ def sampling(base: Base) -> list[Check]:
     """Tokens drawn from the whole vocabulary, against float64 on the CPU."""
     gen = torch.Generator().manual_seed(0)
     device = base.model.embedding.device
-    logits = torch.randn(64, base.model.cfg.vocab_size, generator=gen) * 3          # (N, V)
+    V = base.model.cfg.vocab_size
+    logits = torch.randn(64, V, generator=gen) * 3                                  # (N, V)
     u = torch.rand(64, generator=gen)
     ids, logp = sample(logits.to(device), 1.0, u.to(device))
     ids = ids.cpu()
@@ -73,26 +75,46 @@ def sampling(base: Base) -> list[Check]:
     return [tokens, probabilities]
 
 
-def row_logp(base: Base, adapters: Adapters, rollout: Rollout, i: int, shift: int = 0) -> torch.Tensor:
-    """Log-probabilities of row i's answer, run at once and alone; shift: by a wrong member."""
+def row_logp(
+    base: Base,
+    adapters: Adapters,
+    rollout: Rollout,
+    i: int,
+    shift: int = 0,                     # to another member, which is wrong
+) -> torch.Tensor:
+    """Log-probabilities of row i's answer, run at once and alone."""
     prompt = int(rollout.prompt_len[i])
     end = int(rollout.length[i])
     ids = rollout.ids[i:i + 1, :end]                                        # (1, T)
     member = (rollout.member[i:i + 1] + shift) % adapters.n_members
     lora = adapters.route(member, base.model.embedding.dtype)
-    logits = base.model.logits(base.model(ids, lora=lora))                  # (1, T, V)
-    logp = logits[0, prompt - 1:-1].float().log_softmax(-1)
-    return logp.gather(1, ids[0, prompt:, None]).squeeze(1)
+    hidden = base.model(ids, lora=lora)                                     # (1, T, C)
+    logits = base.model.logits(hidden)[0, prompt - 1:-1]                    # (T, V), of the answer
+    logp = logits.float().log_softmax(-1)
+    answer = ids[0, prompt:, None]                                          # (T, 1)
+    return logp.gather(1, answer).squeeze(1)
 
 
 @torch.no_grad()
-def all_logp(base: Base, adapters: Adapters, rollout: Rollout, shift: int = 0) -> torch.Tensor:
+def all_logp(
+    base: Base,
+    adapters: Adapters,
+    rollout: Rollout,
+    shift: int = 0,
+) -> torch.Tensor:
     """Those of all rows, one after the other."""
-    rows = [row_logp(base, adapters, rollout, i, shift) for i in range(len(rollout.ids))]
+    rows = []
+    for i in range(len(rollout.ids)):
+        rows.append(row_logp(base, adapters, rollout, i, shift))
     return torch.cat(rows)
 
 
-def decoding(base: Base, adapters: Adapters, prompt: int, new: int) -> list[Check]:
+def decoding(
+    base: Base,
+    adapters: Adapters,
+    prompt: int,                        # tokens of the longest prompt
+    new: int,                           # tokens of an answer, at most
+) -> list[Check]:
     """Decoding token by token while rows come and go, against rows run at once; CUDA graphs against none."""
     rollout = drawn(base, adapters, prompt=prompt, new=new)
     wanted = all_logp(base, adapters, rollout)
@@ -104,11 +126,12 @@ def decoding(base: Base, adapters: Adapters, prompt: int, new: int) -> list[Chec
         control=relative_rms(wrong, wanted))
     if not base.graphs:
         return [refill]
-    plain = drawn(dataclasses.replace(base, graphs=False), adapters, prompt=prompt, new=new)
+    without = dataclasses.replace(base, graphs=False)
+    plain = drawn(without, adapters, prompt=prompt, new=new)
     T = min(plain.ids.shape[1], rollout.ids.shape[1])
     mask = plain.mask[:, :T]
-    ours = rollout.ids[:, :T]
-    differ = share_that_differs(ours[mask], plain.ids[:, :T][mask])
+    ours = rollout.ids[:, :T][mask]
+    differ = share_that_differs(ours, plain.ids[:, :T][mask])
     return [refill, Check("CUDA graphs against none (share of tokens that differ)", differ, SHARE)]
 
 
@@ -117,9 +140,10 @@ def take_gradients(adapters: Adapters) -> list[torch.Tensor]:
     parts = [[] for _ in range(adapters.n_members)]
     for x in adapters.parameters():
         for p, own in enumerate(parts):
-            own.append(x.grad[p].detach().flatten().cpu())
+            grad = x.grad[p].detach()
+            own.append(grad.flatten().cpu())
         x.grad = None
-    return [torch.cat(own) for own in parts]
+    return list(map(torch.cat, parts))
 
 
 def gradients(base: Base, adapters: Adapters, n_tokens: int) -> list[Check]:
@@ -134,7 +158,8 @@ def gradients(base: Base, adapters: Adapters, n_tokens: int) -> list[Check]:
     ours = take_gradients(adapters)
     weight = adv * rl.token_weight(rollout)
     for i in range(len(rollout.ids)):
-        loss = -weight[i] * row_logp(base, adapters, rollout, i).sum()
+        logp = row_logp(base, adapters, rollout, i)
+        loss = -weight[i] * logp.sum()
         loss.backward()
     wanted = take_gradients(adapters)
     errors = [relative_rms(ours[p], wanted[p]) for p in set(members)]

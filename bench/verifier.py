@@ -13,7 +13,10 @@ PROGRAM = "def f(x):\n    return x + NUMBER"            # NUMBER is another one 
 
 def verify_all(verifier: Sandbox, n: int) -> None:
     """Verify n trivial programs."""
-    jobs = [Job(PROGRAM.replace("NUMBER", str(i)), ("1",)) for i in range(n)]
+    jobs = []
+    for i in range(n):
+        program = PROGRAM.replace("NUMBER", str(i))
+        jobs.append(Job(program, ("1",)))
     for i, verdict in enumerate(verifier.run(jobs)):
         assert verdict.outputs == (str(i + 1),)
 
@@ -38,8 +41,9 @@ def verify(args: argparse.Namespace) -> dict:
     for case, n in ((ours, args.n), (theirs, few)):
         rates[case.name] = [n / seconds for seconds in seen[case.name]]
         show(case.name, "per s", rates[case.name])
-    per_s = round(statistics.median(rates[ours.name]))
-    return dict(programs_per_s=per_s, x_python_c=ratio(rates[ours.name], rates[theirs.name]))
+    per_s = statistics.median(rates[ours.name])
+    faster = ratio(rates[ours.name], rates[theirs.name])
+    return dict(programs_per_s=round(per_s), x_python_c=faster)
 
 
 FLAGS = {

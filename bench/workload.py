@@ -1,6 +1,7 @@
 """What is measured, bases of a shape, populations, prompts; and how: in turns, as medians and ratios."""
 import argparse
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -67,13 +68,17 @@ class Case:
         return time.perf_counter() - start
 
 
-def take_turns(cases: list[Case], repeats: int, seconds: float = float("inf")) -> dict[str, list[float]]:
+def take_turns(
+    cases: list[Case],
+    repeats: int,
+    seconds: float = math.inf,          # no repeat begins that would not be done in this time
+) -> dict[str, list[float]]:
     """{name: seconds of the repeats}; the cases run forwards, backwards, ..., while time is left."""
     seen = {case.name: [] for case in cases}
     start = time.perf_counter()
     for i in range(repeats):
         used = time.perf_counter() - start
-        if i and used * (i + 1) / i > seconds:      # one more would not be done in time
+        if i and used * (i + 1) / i > seconds:
             break
         for case in cases:
             seen[case.name].append(case.seconds())
@@ -149,10 +154,15 @@ def keys_of(rows: int) -> list[tuple[int, int]]:
     return [(7, i) for i in range(rows)]
 
 
-def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], members: list[int], new: int,
-            n: int = 1) -> Callable[[], None]:
-    """A function that decodes n answers of `new` tokens to each prompt in one batch. With new = 1 it runs the
-    prompts alone: their last states give the first token."""
+def decoder(
+    base: Base,
+    adapters: Adapters | None,
+    prompts: list[list[int]],
+    members: list[int],                 # of each prompt
+    new: int,                           # tokens of an answer; of 1 the prompts' last states give it
+    n: int = 1,                         # answers to each prompt
+) -> Callable[[], None]:
+    """A function that decodes answers in one batch."""
     rows = len(prompts) * n
     endless = dataclasses.replace(base, eos_ids=())                 # no answer ends by itself
     sampling = SamplingParams(n, max_new_tokens=new, rollout_batch=rows)
@@ -160,7 +170,12 @@ def decoder(base: Base, adapters: Adapters | None, prompts: list[list[int]], mem
     return partial(decode_all, endless, adapters, asked, sampling)
 
 
-def decode_all(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: SamplingParams) -> None:
+def decode_all(
+    base: Base,
+    adapters: Adapters | None,
+    prompts: Prompts,
+    sampling: SamplingParams,
+) -> None:
     """One rollout, every answer of which has its full length."""
     rollout = generate(base, adapters, prompts, sampling)
     assert int(rollout.n_tokens.sum()) == sampling.max_new_tokens * sampling.rollout_batch
@@ -180,8 +195,14 @@ def drawn(base: Base, adapters: Adapters, prompt: int = 40, new: int = 24) -> Ro
     return generate(base, adapters, Prompts(prompts, members, keys), sampling)
 
 
-def fixed_rollout(base: Base, members: list[int], prompt: int, new: int, attempts: int) -> Rollout:
-    """Rows of arbitrary tokens, equally long, so many attempts at each prompt, log-probabilities 0."""
+def fixed_rollout(
+    base: Base,
+    members: list[int],                 # of each row
+    prompt: int,                        # tokens of a prompt
+    new: int,                           # tokens of an answer
+    attempts: int,                      # rows that have one prompt
+) -> Rollout:
+    """Rows of arbitrary tokens, equally long, with log-probabilities 0."""
     device = base.model.embedding.device
     rows = len(members)
     ids = torch.tensor(prompts_of(base, rows, prompt + new), device=device)
@@ -204,8 +225,13 @@ def batch_of(rollout: Rollout) -> tuple[rl.Batch, torch.Tensor]:
     return rl.Batch(rollout, adv, column, column, column), adv
 
 
-def updater(base: Base, adapters: Adapters, rollout: Rollout, budget: int) -> Callable[[], object]:
-    """A function that accumulates the joint gradient in micro-batches of at most `budget` tokens."""
+def updater(
+    base: Base,
+    adapters: Adapters,
+    rollout: Rollout,
+    budget: int,                        # tokens of a micro-batch, at most
+) -> Callable[[], object]:
+    """A function that accumulates the joint gradient."""
     batch, adv = batch_of(rollout)
     cfg = dataclasses.replace(rl.DEFAULT, tokens_per_microbatch=budget)
     return partial(accumulate, base, adapters, batch, adv, cfg)

@@ -47,7 +47,8 @@ def questions(raw: bytes, name: str) -> list[tuple[str, str]]:
         question, *choices, letter = row
         lines = [question]
         lines += map("{}. {}".format, LETTERS, choices)
-        out.append(("\n".join([*lines, "Answer:"]), letter.strip()))
+        lines.append("Answer:")
+        out.append(("\n".join(lines), letter.strip()))
     return out
 
 
@@ -60,7 +61,8 @@ def unpack(path: Path, raw: bytes) -> dict[str, dict[str, bytes]]:
             for member in tar:
                 match = CSV.fullmatch(member.name)
                 if match and member.isfile():
-                    files[match["split"]][match["subject"]] = tar.extractfile(member).read()
+                    text = tar.extractfile(member).read()
+                    files[match["split"]][match["subject"]] = text
     return files
 
 
@@ -71,17 +73,20 @@ def load(
 ) -> tuple[list[Item], dict[str, str]]:
     """Questions of every subject, and the archive's SHA-256. Raises UserError for a damaged one. (The two
     spaces before the subject's name are the published code's.)"""
-    path, raw, sha = fetch.read("mmlu", fetch.FILES["mmlu"][0], data)
+    [known] = fetch.FILES["mmlu"]
+    path, raw, sha = fetch.read("mmlu", known, data)
     files = unpack(path, raw)
-    demand(files[split] and files[split].keys() <= files["dev"].keys(), f"{path} cannot be read: remove it, "
-           f"and it is fetched again (it lacks questions ({split}) or examples (dev))")
+    examples, tested = files["dev"], files[split]
+    demand(tested and tested.keys() <= examples.keys(), f"{path} cannot be read: remove it, and it is "
+           f"fetched again (it lacks questions ({split}) or examples (dev))")
     items = []
-    for subject, text in sorted(files[split].items()):
+    for subject, text in sorted(tested.items()):
         named = subject.replace("_", " ")
         head = [f"The following are multiple choice questions (with answers) about  {named}."]
-        head += map(" ".join, questions(files["dev"][subject], f"{subject}_dev")[:5])
-        asked = questions(text, f"{subject}_{split}")[:limit or None]
-        for number, (question, gold) in enumerate(asked):
+        shots = questions(examples[subject], f"{subject}_dev")
+        head += map(" ".join, shots[:5])
+        asked = questions(text, f"{subject}_{split}")
+        for number, (question, gold) in enumerate(asked[:limit or None]):
             prompt = "\n\n".join([*head, question])
             items.append(Item("mmlu", f"{split}/{subject}/{number}", prompt, gold))
     return items, dict(mmlu=sha)
@@ -112,13 +117,15 @@ def letter_logps(
 ) -> torch.Tensor:
     """Log-probabilities (B, 4) of the letters after each prompt, in one forward pass."""
     base = population.base
-    device, dtype = base.model.embedding.device, base.model.embedding.dtype
+    embedding = base.model.embedding
+    device = embedding.device
     ids = pad_sequence(list(map(torch.tensor, prompts)), batch_first=True)                          # (B, T)
     last = torch.tensor(list(map(len, prompts)), device=device) - 1                                 # (B,)
     slots = [population.slots[name] for name in members]
     lora = None
     if population.adapters:
-        lora = population.adapters.route(torch.tensor(slots, device=device), dtype)
+        member = torch.tensor(slots, device=device)
+        lora = population.adapters.route(member, embedding.dtype)
     rows = torch.arange(len(prompts), device=device)
     hidden = base.model(ids.to(device), lora=lora)[rows, last]                                # (B, C)
     logits = base.model.logits(hidden).float()                                                      # (B, V)
@@ -147,7 +154,10 @@ def likeliest(
         ended(list(range(start, start + len(part))), answers)
 
 
-def verify(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
+def verify(
+    answers: list[tuple[Item, str]],
+    prompt_format: str,
+) -> list[dict]:
     """Are the letters right?"""
     rows = []
     for item, letter in answers:
@@ -161,7 +171,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = common.parser_of("eval.general", __doc__, None, without)
     parser.add_argument("--split", default="test", choices=("test", "val"),
                         help="choose members on val, claim on test")
-    parser.set_defaults(samples=1, temperature=0.0, max_new=1, seed=0, prompt="plain")
+    parser.set_defaults(
+        samples=1,
+        temperature=0.0,
+        max_new=1,
+        seed=0,
+        prompt="plain",
+    )
     args = common.check(parser.parse_args(argv))
     items, hashes = load(args.data, args.split, args.limit)
     if args.self_test:

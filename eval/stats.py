@@ -81,7 +81,8 @@ def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
     S = len(differences)
     if S < FEWEST_RUNS:
         return None
-    return tuple(bootstrap(differences, widened(S)).tolist())
+    low, high = bootstrap(differences, widened(S)).tolist()
+    return low, high
 
 
 def sign_flip(differences: np.ndarray) -> float:
@@ -89,8 +90,8 @@ def sign_flip(differences: np.ndarray) -> float:
     under 2 / 2^S; beyond EXACT_SIGNS seeds under 100,000 of them, one of which is the observed."""
     S = len(differences)
     if S <= EXACT_SIGNS:
-        patterns = list(itertools.product((1, -1), repeat=S))            # the first one is all 1
-        signs = np.reshape(patterns, (2 ** S, S))
+        patterns = itertools.product((1, -1), repeat=S)                  # the first one is all 1
+        signs = np.reshape(list(patterns), (2 ** S, S))
     else:
         rng = np.random.default_rng(0)
         signs = rng.choice((1, -1), size=(100_000, S))
@@ -102,9 +103,11 @@ def sign_flip(differences: np.ndarray) -> float:
 
 def holm(p: list[float]) -> list[float]:
     """p-values adjusted for as many comparisons as there are (Holm 1979), in the order given."""
+    n = len(p)
     order = np.argsort(p, kind="stable")
-    n_left = len(p) - np.arange(len(p))
-    steps = np.minimum(1.0, n_left * np.asarray(p)[order])
-    adjusted = np.empty(len(p))
+    ascending = np.asarray(p)[order]
+    n_left = n - np.arange(n)
+    steps = np.minimum(1.0, n_left * ascending)
+    adjusted = np.empty(n)
     adjusted[order] = np.maximum.accumulate(steps)                       # never below an earlier one
     return adjusted.tolist()

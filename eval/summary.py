@@ -23,8 +23,11 @@ def comparable(rows: list[dict]) -> list[dict]:
     return [row for row in rows if item_of(row) not in failed]
 
 
-def shares(rows: list[dict], value: Callable = np.mean) -> dict[str, dict[str, dict]]:
-    """Benchmark -> member -> item -> value(whether each of its samples is right), by default their share."""
+def shares(
+    rows: list[dict],
+    value: Callable = np.mean,          # of an item: value(whether each of its samples is right)
+) -> dict[str, dict[str, dict]]:
+    """Benchmark -> member -> item -> its value, by default the share of right samples."""
     out = {}
     for row in rows:
         members = out.setdefault(row["bench"], {})
@@ -199,7 +202,8 @@ def coverage(rows: list[dict]) -> list[dict]:
             each = list(map(itemgetter(i), members))
             together.append(covered(each, k))
             alone.append([covered([own], k) for own in each])
-        together, alone = np.array(together), np.array(alone)                   # (items,), (items, k)
+        together = np.array(together)                                           # (items,)
+        alone = np.array(alone)                                                 # (items, k)
         one = alone.mean(1)
         best = max(names, key=lambda name: n_right(tallies[name]))
         of_best = alone[:, names.index(best)]

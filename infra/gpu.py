@@ -51,7 +51,11 @@ class CUDAGraphRunner:
             print(f"note: decoding without a CUDA graph, as none could be recorded: {e}", file=sys.stderr)
 
 
-def capture(step: Callable[[], None], pool, stream) -> "torch.cuda.CUDAGraph":
+def capture(
+    step: Callable[[], None],
+    pool: "torch.cuda.MemPool",
+    stream: "torch.cuda.Stream",
+) -> "torch.cuda.CUDAGraph":
     """A graph of what `step` launches. Raises the first error, not the one of ending a failed recording."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):                     # torch.cuda.graph would stay on it on failure

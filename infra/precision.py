@@ -24,18 +24,30 @@ class Int8Linear(torch.autograd.Function):
     """F.linear with an int8 weight. Keeps q for the backward pass, not the matrix made from it."""
 
     @staticmethod
-    def forward(ctx, x, q, scale, bias):
+    def forward(
+        ctx: object,
+        x: torch.Tensor,
+        q: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The product, with a bias or without."""
         ctx.save_for_backward(q, scale)
         return F.linear(x, q * scale[:, None], bias)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: object, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The gradient of x alone: the rest is frozen."""
         q, scale = ctx.saved_tensors
         return grad @ (q * scale[:, None]), None, None, None
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None,
-           bias: torch.Tensor | None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
     """x (..., in) to (..., out). With a scale (out,) the weight is int8, and frozen."""
     if scale is None:
         return F.linear(x, weight, bias)
@@ -46,10 +58,11 @@ def pick_dtype(name: str, device: torch.device) -> str:
     """The name in DTYPES that a --dtype flag means. auto is bfloat16 on a CUDA card that computes it by
     itself (from the Ampere generation on), float32 elsewhere; int8 computes in the same. Raises UserError
     for bfloat16 on a card without."""
-    has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
-    if name == "bfloat16" and not has_bfloat16:
-        raise UserError(f"--dtype bfloat16: {torch.cuda.get_device_name(device)} does not have it; leave "
-                         "--dtype out")
+    on_gpu = device.type == "cuda"
+    has_bfloat16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    if name == "bfloat16" and on_gpu and not has_bfloat16:
+        card = torch.cuda.get_device_name(device)
+        raise UserError(f"--dtype bfloat16: {card} does not have it; leave --dtype out")
     if name in DTYPES:
         return name
-    return "bfloat16" if device.type == "cuda" and has_bfloat16 else "float32"
+    return "bfloat16" if has_bfloat16 else "float32"

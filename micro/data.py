@@ -75,14 +75,20 @@ def shown(p: programs.Program) -> str:
 
 def answer_with(mark: str, trace: Iterable[Value], value: Value) -> str:
     """An answer: the values of its trace, opened by `mark`, a line each, then the value asked for."""
-    lines = [f"{mark}{literal(v)}\n" for v in trace]
-    return "".join(lines) + f"={literal(value)}"
+    lines = ""
+    for passed in trace:
+        lines += f"{mark}{literal(passed)}\n"
+    return f"{lines}={literal(value)}"
 
 
-def example(rng: random.Random, kind: str | None = None, mixture: dict[str, float] = MIXTURE) -> Example:
-    """One row of the training stream: the kind drawn from a mixture (or given), then a fresh program."""
+def example(
+    rng: random.Random,
+    kind: str | None = None,            # None: drawn from the mixture
+    mixture: dict[str, float] = MIXTURE,
+) -> Example:
+    """One row of the training stream, with a fresh program."""
     if kind is None:
-        kind = rng.choices(list(mixture), list(mixture.values()))[0]
+        [kind] = rng.choices(list(mixture), list(mixture.values()))
     task, _, how = kind.partition(" ")
     if task == "propose":
         prompt, answer = proposal(rng, how)
@@ -107,14 +113,16 @@ def word_problem(rng: random.Random, how: str) -> tuple[str, str]:
     """A story about one number, told line by line."""
     question, p = programs.word_problem(rng, pick(rng, programs.N_STATEMENTS))
     trace = () if how else p.trace[1:]              # the story begins with the first value
-    return asked("math", SOLVE, question=question), answer_with(">", trace, p.y)
+    prompt = asked("math", SOLVE, question=question)
+    return prompt, answer_with(">", trace, p.y)
 
 
 def puzzle(rng: random.Random) -> tuple[str, str]:
     """Clauses, and the truth values that fulfil them."""
     clauses, model = programs.puzzle(rng, pick(rng, N_VARIABLES))
-    values = [str(int(value)) for value in model]
-    return asked("logic", SOLVE, constraints="\n".join(clauses)), "=" + ",".join(values)
+    values = map(str, map(int, model))
+    prompt = asked("logic", SOLVE, constraints="\n".join(clauses))
+    return prompt, "=" + ",".join(values)
 
 
 def input_task(rng: random.Random, how: str) -> tuple[str, str]:
@@ -140,12 +148,15 @@ def proposal(rng: random.Random, kind: str) -> tuple[str, str]:
     """Prompt and answer of a teacher of math, logic or (kind "") code_o and code_i."""
     if kind == "math":
         question, p = programs.word_problem(rng, pick(rng, N_PROPOSED))
-        return asked("math", PROPOSE), f"{question}\n{constant(p).rstrip()}"
+        program = constant(p).rstrip()
+        return asked("math", PROPOSE), f"{question}\n{program}"
     if kind == "logic":
         clauses, _ = programs.puzzle(rng, pick(rng, N_PROPOSED_VARIABLES))
         return asked("logic", PROPOSE), "\n".join(clauses)
     p = programs.generate(rng, pick(rng, N_PROPOSED), p_hard=P_HARD_PROPOSED)
-    prompt = asked(rng.choice(("code_o", "code_i")), PROPOSE, type=type(p.x).__name__)
+    type_of_input = type(p.x).__name__
+    kind = rng.choice(("code_o", "code_i"))
+    prompt = asked(kind, PROPOSE, type=type_of_input)
     return prompt, f"{program_text(p.body)}f({literal(p.x)})"
 
 
@@ -161,10 +172,12 @@ def with_pairs(rng: random.Random, weights: tuple[int, ...], n: int) -> tuple[pr
 def program_from_pairs(rng: random.Random) -> tuple[str, str]:
     """One half of induction: the program that gives these pairs."""
     p, examples = with_pairs(rng, N_FUN, N_SHOWN)
+    form = FORMATS["micro"].pair
     lines = ""
     for x, y in examples:
-        lines += FORMATS["micro"].pair.format(input=literal(x), output=literal(y))
-    return asked("code_f", SOLVE, pairs=lines), program_text(p.body)
+        lines += form.format(input=literal(x), output=literal(y))
+    prompt = asked("code_f", SOLVE, pairs=lines)
+    return prompt, program_text(p.body)
 
 
 def inputs_for_program(rng: random.Random) -> tuple[str, str]:
@@ -180,8 +193,13 @@ def constant(p: programs.Program) -> str:
     return program_text(p.body).replace("f(x)", "f()")
 
 
-def task_row(kind: str, rng: random.Random, size: int, reserved: bool = True) -> tuple[dict, list]:
-    """A task of this size as a line of a file of tasks, its golds. reserved: never trained on."""
+def task_row(
+    kind: str,
+    rng: random.Random,
+    size: int,
+    reserved: bool = True,              # never trained on
+) -> tuple[dict, list]:
+    """A task of this size as a line of a file of tasks, its golds."""
     if kind == "math":
         question, p = programs.word_problem(rng, size, reserved)
         return dict(kind=kind, question=question, program=constant(p)), [p.y]
@@ -190,11 +208,12 @@ def task_row(kind: str, rng: random.Random, size: int, reserved: bool = True) ->
         return dict(kind=kind, constraints=clauses), [model]
     if kind != "code_f":
         p = programs.generate(rng, size, reserved=reserved)
-        return dict(kind=kind, program=program_text(p.body), input=literal(p.x)), [p.y]
+        row = dict(kind=kind, program=program_text(p.body), input=literal(p.x))
+        return row, [p.y]
     examples = None
     while not examples:
         p = programs.generate(rng, size, reserved=reserved)
         examples = programs.pairs(rng, p, N_INPUTS)
-    inputs = [literal(x) for x, _ in examples]
-    outputs = [y for _, y in examples]
-    return dict(kind=kind, program=program_text(p.body), inputs=inputs), outputs
+    inputs, outputs = zip(*examples)
+    row = dict(kind=kind, program=program_text(p.body), inputs=list(map(literal, inputs)))
+    return row, list(outputs)

@@ -13,6 +13,7 @@ by events, logic = puzzle by variables (from 2). Kinds whose answer can have a t
     thinks @1   the same share at temperature 1
     thinking    accuracy, greedy, when the first token is forced to open the trace
 """
+import operator
 import random
 from collections import defaultdict
 from dataclasses import dataclass
@@ -33,7 +34,12 @@ from tasks.validation import Limits
 from verifier import Sandbox, open_sandbox
 from weights import load_base
 
-ROWS = {"out": "code_o", "inp": "code_i", "fun": "code_f", "math": "math", "logic": "logic"}
+ROWS = {
+    "out": "code_o",
+    "inp": "code_i",
+    "fun": "code_f",
+    "math": "math",
+    "logic": "logic"}
 SIZES = {
     "out": range(1, 7),
     "inp": range(1, 7),
@@ -59,7 +65,7 @@ def task_of(row: dict, golds: list) -> Task:
     kind = TASK_TYPES[row["kind"]]
     proposal = kind.from_row(row)
     inputs = row.get("inputs", [row.get("input", "")])
-    outputs = [encode(gold) for gold in golds]
+    outputs = map(encode, golds)
     return Task(row["kind"], proposal.program, tuple(inputs), tuple(outputs), proposal.message, "")
 
 
@@ -87,33 +93,45 @@ def likeliest(base: Base, prompts: list[list[int]], start: str) -> list[int]:
     return tokens
 
 
-def write(base: Base, prompts: list[Prompt], temperature: float, key: tuple[int, ...],
-          forced: str = "") -> list[str]:
-    """One answer to each prompt; its first token is the likeliest of those that start with `forced`."""
+def write(
+    base: Base,
+    prompts: list[Prompt],
+    temperature: float,
+    key: tuple[int, ...],
+    forced: str = "",                   # an answer's first token is the likeliest of those that start so
+) -> list[str]:
+    """One answer to each prompt."""
     ids = [render(prompt, base.prompt_format, base.tokenizer).ids for prompt in prompts]
     begun = [""] * len(prompts)
     if forced:
         first = likeliest(base, ids, forced)
         begun = base.tokenizer.convert_ids_to_tokens(first)
-        ids = [prompt + [token] for prompt, token in zip(ids, first)]
+        for prompt, token in zip(ids, first):
+            prompt.append(token)
     keys = [(*key, i) for i in range(len(ids))]
     nobody = [-1] * len(ids)                                        # the base without an adapter
     sampling = SamplingParams(temperature=temperature, max_new_tokens=MAX_NEW_TOKENS)
     rollout = generate(base, None, Prompts(ids, nobody, keys), sampling)
     rests = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
-    return [first + rest for first, rest in zip(begun, rests)]
+    return list(map(operator.add, begun, rests))
 
 
-def answers(base: Base, sandbox: Sandbox, cell: Cell, temperature: float,
-            forced: str = "") -> tuple[float, float]:
+def answers(
+    base: Base,
+    sandbox: Sandbox,
+    cell: Cell,
+    temperature: float,
+    forced: str = "",
+) -> tuple[float, float]:
     """One attempt at each task of a cell, as `write` has it: shares that are correct, and that think."""
     kind = TASK_TYPES[ROWS[cell.row]]
     prompts = [kind.solve(base.prompt_format, task, LIMITS) for task in cell.tasks]
     texts = write(base, prompts, temperature, cell.key, forced)
     attempts = [[text] for text in texts]
     verdicts = verify_answers(cell.tasks, attempts, base.prompt_format, LIMITS, sandbox.run)
-    thinking = [text for text in texts if reasoning(text, base.prompt_format)]
-    return verdicts.count(["correct"]) / len(texts), len(thinking) / len(texts)
+    n_thinking = sum(bool(reasoning(text, base.prompt_format)) for text in texts)
+    n = len(texts)
+    return verdicts.count(["correct"]) / n, n_thinking / n
 
 
 def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[str, list[float]]:
@@ -136,7 +154,7 @@ def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[s
 def line(row: str, name: str, values: list[float]) -> str:
     """A line of the table: the values by size, then their mean."""
     left_out = "     " * (SIZES[row][0] - 1)
-    cells = left_out + " ".join(f"{value:.2f}" for value in values)
+    cells = left_out + " ".join(map("{:.2f}".format, values))
     return f"{row:6s}{name:12s}{cells:30s} {fmean(values):.3f}"
 
 
@@ -151,7 +169,7 @@ def main() -> None:
     base = load_base(args.base)
     demand(base.prompt_format == "micro",
            f"{args.base} wants the {base.prompt_format} prompt format: give a micro base")
-    sizes = "".join(f"{size:<5}" for size in range(1, 7))
+    sizes = "".join(map("{:<5}".format, range(1, 7)))
     print(f"{'statements':18s}{sizes} mean")
     with open_sandbox("auto", base.prompt_format, workers=1) as sandbox:
         for row in SIZES:

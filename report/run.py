@@ -58,9 +58,13 @@ class MemberLog:
 
     def descent(self) -> str:
         """By which operator it was made of whom, and whom it replaced."""
+        if self.birth is None and self.born:
+            return "unknown"
         if self.birth is None:
-            return "unknown" if self.born else "founder"
-        parents = [str(get(parent, "name")) for parent in items(self.birth, "parents", kind=list)]
+            return "founder"
+        parents = []
+        for parent in items(self.birth, "parents", kind=list):
+            parents.append(str(get(parent, "name")))
         victim = get(self.birth, "victim", "name")
         told = f"{self.birth.get('operator')} of {' and '.join(parents)}, in place of {victim}"
         if self.birth.get("note"):
@@ -93,7 +97,7 @@ class RunLog:
         self.config = self.whole("config.json")
         self.env = self.whole("env.json")
         by_step = {row["step"]: row for row in self.lines("metrics.jsonl")}
-        self.metrics = [by_step[step] for step in sorted(by_step)]
+        self.metrics = [row for _, row in sorted(by_step.items())]
         births = list(self.lines("genealogy.jsonl", expected=False))
         self.trials = [birth for birth in births if get(birth, "trial")]
         self.members = self.lives(births)
@@ -124,8 +128,10 @@ class RunLog:
             else:
                 yield row | {"step": step}
         if skipped:
-            lines = "line" if len(skipped) == 1 else "lines"
-            self.notes.append(f"{len(skipped)} {lines} of {name} skipped: cut off, or no step in it")
+            lines = "1 line"
+            if len(skipped) > 1:
+                lines = f"{len(skipped)} lines"
+            self.notes.append(f"{lines} of {name} skipped: cut off, or no step in it")
 
     def lives(self, births: list[dict]) -> dict[str, MemberLog]:
         """Members by name, in the order of their appearance; each role has its family of colours."""

@@ -15,6 +15,11 @@ LETTER = 6.3                        # units that a letter of a name takes
 GAP = 11.5                          # units between two names, at least
 MOST = 16                           # names at the right edge, at most
 POINTS = 100                        # of a curve, at most
+# From which value on a number is written in which unit
+UNITS = (
+    (999.5e6, 1e9, "G"),
+    (999.5e3, 1e6, "M"),
+    (1e4, 1e3, "k"))
 Points = list[tuple[int, float | None]]     # (step, value), None where nothing was measured
 Band = list[tuple[int, float, float]]       # (step, low, high)
 
@@ -63,7 +68,7 @@ def brief(name: object, limit: int = 18) -> str:
 
 def short(v: float) -> str:
     """A number in a few characters: 1.25M, 34k, 5,582, 0.38."""
-    for least, unit, letter in ((999.5e6, 1e9, "G"), (999.5e3, 1e6, "M"), (1e4, 1e3, "k")):
+    for least, unit, letter in UNITS:
         if abs(v) >= least:
             return f"{v / unit:.3g}{letter}"
     if abs(v) >= 999.5:

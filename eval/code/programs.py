@@ -4,6 +4,7 @@ Nothing is run here. Text meets Python's parser only through `complexity.parse`,
 it; text beyond MAX_CHARS is cut off, and MAX_PARSED bounds the work on one text.
 """
 import ast
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -18,8 +19,10 @@ START = re.compile(r"(?:from|import|def|class|async|if|for|while|try|with|assert
                    r"[A-Za-z_][\w.\[\], ]*(?::[^=]+)?=")
 # What EvalPlus stops a base model's completion at: it has begun something else.
 STOPS = ("\nif __name__", "\ndef main(", "\nprint(", "\n```", "<|endoftext|>")
-STOPS_OF = {"humaneval+": STOPS + ("\ndef ", "\nclass ", "\nimport ", "\nfrom ", "\nassert "),
-            "mbpp+": STOPS + ('\n"""', "\nassert")}
+STOPS_OF = {
+    "humaneval+": (*STOPS, "\ndef ", "\nclass ", "\nimport ", "\nfrom ", "\nassert "),
+    "mbpp+": (*STOPS, '\n"""', "\nassert"),
+}
 
 
 def complete(prompt: str, completion: str, bench: str) -> str:
@@ -51,11 +54,13 @@ class Run:
 
     def defines(self, name: str | None) -> bool:
         """Whether the top level defines or assigns a name."""
-        return any(name in names(node) for node in self.tree.body)
+        made = itertools.chain(*map(names, self.tree.body))
+        return name in made
 
-    def n_lines(self) -> int:
-        """Lines that are not empty."""
-        return sum(map(bool, map(str.strip, self.source.split("\n"))))
+    def worth(self, entry: str | None) -> tuple[bool, int]:
+        """First whether it defines the entry, then its lines that are not empty."""
+        lines = map(str.strip, self.source.split("\n"))
+        return self.defines(entry), sum(map(bool, lines))
 
 
 def longest(text: str, entry: str | None) -> Run:
@@ -81,12 +86,14 @@ def longest(text: str, entry: str | None) -> Run:
                 last -= 1
                 if at:
                     last = min(last, start + at - 1)
-    return max(runs, key=lambda run: (run.defines(entry), run.n_lines()))
+    return max(runs, key=lambda run: run.worth(entry))
 
 
 def returns(node: ast.stmt) -> bool:
     """Whether a statement is no function without a return, such as a prompt's head that an answer repeats."""
-    return not isinstance(node, ast.FunctionDef) or bool(parts_of(node, ast.Return))
+    if isinstance(node, ast.FunctionDef):
+        return bool(parts_of(node, ast.Return))
+    return True
 
 
 def needed(run: Run, entry: str) -> str:

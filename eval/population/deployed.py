@@ -53,8 +53,13 @@ def plan_of(args: argparse.Namespace) -> dict:
         played += RunDir(path, writes=False).config()["task_types"].split(",")
     types = [kind for kind in heldout.FAMILIES if kind in played]
     also = common.choose(args.also, tuple(heldout.FAMILIES), "--also", "type")
-    asked = list(dict.fromkeys([*types, *also]))
-    plan = dict(tokens=args.tokens, types=types, asked=asked, limit=args.limit)
+    asked = dict.fromkeys([*types, *also])
+    plan = {
+        "tokens": args.tokens,
+        "types": types,
+        "asked": list(asked),
+        "limit": args.limit,
+    }
     if args.samples:
         plan["samples"] = runs.SAMPLES
     return plan
@@ -78,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     runs.write_plan(args.out, plan, {name: arm})
     words = ["--workers", 1]
     if args.base:
-        words += ["--base", args.base]
+        words += ["--base", args.base]          # else heldout reads it in the adapters
     names = runs.runs_of(name, arm, int(seed))
     for run, own in zip(names, each):
         record = runs.examined(args.out / run, own, args.cross, plan, words)
