@@ -16,9 +16,10 @@ import dataclasses
 import selfplay
 from config import Config, resolve_config
 from eval import common
-from evolve import Member
+from evolve import Member, members_of
+from infra.command import leave, parser_of
 from infra.distributed import ALONE
-from infra.errors import UserError
+from infra.errors import demand
 from run.checkpoint import seeded_archive, seeds, task_rows
 from run.terminal import block, format_task, print_safely
 from selfplay import ProposalRecord, Setup
@@ -32,8 +33,7 @@ from verifier import PortableVerifier, Sandbox, open_sandbox
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line. Raises UserError for flags that contradict each other."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="sample.py", description=__doc__, formatter_class=form)
+    parser = parser_of("sample.py", __doc__)
     add = parser.add_argument
     add("adapters", nargs="+", metavar="MEMBER", help="PEFT directories, or directories of these")
     add("--base", default="", help="directory or hub id; default: what the members were trained on")
@@ -53,20 +53,28 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.set_defaults(run="", dtype="auto")
     args = parser.parse_args(argv)
     given = [flag for flag in ("task", "program", "prompt") if getattr(args, flag)]
-    if len(given) > 1:
-        raise UserError(f"give one of --{', --'.join(given)}")
-    if min(args.n, args.samples) < 1:
-        raise UserError("--n and --samples must be at least 1")
+    demand(len(given) <= 1, f"give one of --{', --'.join(given)}")
+    demand(args.n >= 1 and args.samples >= 1, "--n and --samples must be at least 1")
     return args
 
 
-def open_setup(args: argparse.Namespace, population: common.Population,
-               sandbox: Sandbox | PortableVerifier) -> Setup:
+def open_setup(
+    args: argparse.Namespace,
+    population: common.Population,
+    sandbox: Sandbox | PortableVerifier,
+) -> Setup:
     """What the phases of a run need, with the flags of this command."""
     base = population.base
-    cfg = Config(task_types=args.task_types or None, n_prompts=args.n, proposals_per_prompt=1,
-                 samples_per_task=args.samples, temperature=args.temperature, seed=args.seed,
-                 max_new_tokens=args.max_new_tokens, dedupe="off")
+    cfg = Config(
+        task_types=args.task_types or None,
+        n_prompts=args.n,
+        proposals_per_prompt=1,
+        samples_per_task=args.samples,
+        temperature=args.temperature,
+        seed=args.seed,
+        max_new_tokens=args.max_new_tokens,
+        dedupe="off",
+    )
     cfg = resolve_config(cfg, base.prompt_format, base.model.embedding.device.type)
     limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
     task_types = tuple(cfg.task_types.split(","))
@@ -83,7 +91,8 @@ def given_tasks(args: argparse.Namespace, setup: Setup, dealer: Member) -> list[
         what = f"--task {args.task}"
         proposals = read_tasks(args.task)[:args.n]
     elif setup.base.prompt_format == "micro":
-        fresh = dataclasses.replace(setup, cfg=dataclasses.replace(setup.cfg, tasks=FRESH))
+        cfg = dataclasses.replace(setup.cfg, tasks=FRESH)
+        fresh = dataclasses.replace(setup, cfg=cfg)
         proposals = [dealt.proposal for dealt in selfplay.deal(fresh, [dealer], args.seed)]
     else:
         proposals = seeds(setup.cfg, setup.task_types)
@@ -102,16 +111,17 @@ def records_of(setup: Setup, proposals: list[Proposal], dealer: Member, what: st
 def show_tasks(setup: Setup, args: argparse.Namespace, members: list[Member]) -> None:
     """Print the teachers' proposals, then the attempts of the students and of the base."""
     archive = seeded_archive(setup)
-    for teacher in members:
-        if teacher.role == "teacher":
-            _, proposed = selfplay.propose(setup, archive, [(teacher, teacher)], args.seed)
-            selfplay.verify(setup, archive, proposed, args.seed)
-            show_rows(proposed, args.seed)
-    students = [member for member in members if member.role == "student"]
+    for teacher in members_of(members, "teacher"):
+        _, proposed = selfplay.propose(setup, archive, [(teacher, teacher)], args.seed)
+        selfplay.verify(setup, archive, proposed, args.seed)
+        show_rows(proposed, args.seed)
+    students = members_of(members, "student")
     if students:
+        # Nobody's teacher: the tasks are the user's, or fresh ones.
         dealer = Member("task", "teacher", -1, students[0].rating)
         dealt = given_tasks(args, setup, dealer)
-        selfplay.solve(setup, [(dealer, student) for student in students], dealt, args.seed)
+        pairs = [(dealer, student) for student in students]
+        selfplay.solve(setup, pairs, dealt, args.seed)
         show_rows(dealt, args.seed)
 
 
@@ -124,22 +134,33 @@ def show_rows(proposed: list[ProposalRecord], step: int) -> None:
 def show_answers(setup: Setup, text: str, members: list[Member]) -> None:
     """Print every member's answers to a text, which a chat model is told in its template."""
     for member in members:
-        _, answers = selfplay.ask(setup, [Prompt(text)], [member.slot], setup.cfg.seed, selfplay.SOLVE,
-                                  setup.cfg.samples_per_task)
+        cfg = setup.cfg
+        _, answers = selfplay.ask(setup, [Prompt(text)], [member.slot], cfg.seed, selfplay.SOLVE,
+                                  cfg.samples_per_task)
         for answer in answers:
             print_safely(f"{member.name}\n{block(answer)}")
+
+
+def members_asked(args: argparse.Namespace, population: common.Population) -> list[Member]:
+    """Who answers, in the role of --role or of the name; with --beside the base, too, as a student."""
+    rating = RATINGS[Config.rating]().new()
+    members = []
+    for name, slot in population.slots.items():
+        role = "student"
+        if name.rpartition("/")[2].startswith("T"):
+            role = "teacher"
+        if name != common.BASE:
+            members.append(Member(name, args.role or role, slot, rating))
+        elif args.beside:
+            members.append(Member(name, role, slot, rating))
+    return members
 
 
 def main() -> int:
     """The command line. Raises UserError for what the user can mend."""
     args = parse_args()
     population = common.load(args)
-    names = [name for name in population.slots if name != common.BASE or args.beside]
-    members = []
-    for name in names:
-        by_name = "teacher" if name.rpartition("/")[2].startswith("T") else "student"
-        role = "student" if name == common.BASE else args.role or by_name
-        members.append(Member(name, role, population.slots[name], RATINGS[Config.rating]().new()))
+    members = members_asked(args, population)
     with open_sandbox("auto", population.base.prompt_format) as sandbox:
         setup = open_setup(args, population, sandbox)
         if args.prompt:
@@ -150,4 +171,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    common.command("sample.py", main)
+    leave("sample.py", main)
