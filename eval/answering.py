@@ -1,12 +1,10 @@
 """Answers in mixed batches: questions become token ids, members answer side by side, verdicts go to the disk.
 
-A benchmark gives its items (anything with .bench and .id), a question per item, and verify([(item, text)]) ->
-list of dicts with "correct" and whatever else its line in answers.jsonl should hold. All members and the bare
-base answer side by side, one member index a row; every answer is drawn from (seed, item, member, sample)
-alone, so that an interrupted run goes on as if it had not been. Where the last bits of a row hang on those
-beside it (bfloat16, GPUs): which these are depends on questions and flags alone. Answers that have ended are
-judged and written while others decode. A call that was interrupted decodes all of its rows once more, side by
-side as before, and writes those that are missing.
+A benchmark gives an Exam. All members and the bare base answer side by side, one member index a row; every
+answer is drawn from (seed, item, member, sample) alone, so that an interrupted run goes on as if it had not
+been. Where the last bits of a row hang on those beside it (bfloat16, GPUs): which these are depends on
+questions and flags alone. Answers that have ended are judged and written while others decode. A call that was
+interrupted decodes all of its rows once more, side by side as before, and writes those that are missing.
 """
 import argparse
 import itertools
@@ -44,28 +42,41 @@ Group = list[tuple]             # (item, row) of a member's samples of an item, 
 
 # ---- a benchmark from its start to its end -----------------------------------------------------------------
 
+@dataclass(frozen=True)
+class Exam:
+    """Questions, and how they are put, answered and judged."""
+    items: list                         # anything with .bench and .id
+    ask: Callable                       # ask(item) -> text, token ids or Prompt
+    # verify([(item, text)]) -> [dict with "correct", and what else a line of answers.jsonl should hold]. Texts
+    # begin with what the prompt holds of the answer (Rendered.opening). What it raises is a bug in it, and
+    # ends the command; what is written stays, and the command goes on from there once it is mended.
+    verify: Callable
+    prompt_format: str
+    answer: Callable | None = None      # answer_call, or what stands for it
+
+
 def evaluate(
     args: argparse.Namespace,
     name: str,                          # of the directory of results
     items: list,
     hashes: dict[str, str],             # SHA-256 of the benchmark's files
-    ask: Callable,                      # ask(item, prompt format, base); see answer_all
-    verify: Callable,                   # verify(answers, prompt format); see answer_all
+    ask: Callable,                      # ask(item, prompt format, base)
+    verify: Callable,                   # verify(answers, prompt format)
     answer: Callable | None = None,
 ) -> tuple[RunDir, list[dict]]:
     """The directory of results and the rows of a whole benchmark."""
     population = common.load(args)
     prompt_format = pick_prompt_format(args, population.base)
     run, done = common.open_out(args, population, prompt_format, hashes, name)
-
-    def put_question(item: object) -> str | Prompt | list[int]:
-        return ask(item, prompt_format, population.base)
-
-    def judge(answers: list[tuple]) -> list[dict]:
-        return verify(answers, prompt_format)
-
-    rows = answer_all(population, items, put_question, judge, args, run, done, prompt_format, answer)
-    return run, rows
+    base = population.base                                  # told the date of the answers that are there
+    exam = Exam(
+        items,
+        ask=lambda item: ask(item, prompt_format, base),
+        verify=lambda answers: verify(answers, prompt_format),
+        prompt_format=prompt_format,
+        answer=answer,
+    )
+    return run, answer_all(population, exam, args, run, done)
 
 
 def self_test(items: list, published: Callable, verify: Callable) -> int:
@@ -228,41 +239,34 @@ def groups_of(population: Population, items: list, n_samples: int) -> list[Group
 
 def answer_all(
     population: Population,
-    items: list,
-    ask: Callable,                      # ask(item) -> text, token ids or Prompt
-    verify: Callable,                   # verify([(item, text)]) -> [dict with "correct"]
+    exam: Exam,
     args: argparse.Namespace,
     run: RunDir,
     done: list[dict],                   # rows on disk
-    prompt_format: str,
-    answer: Callable | None = None,     # answer_call, or what stands for it
 ) -> list[dict]:
-    """Every member's answers to every item: dicts as in answers.jsonl, written as they end.
-
-    The texts that `verify` is given begin with what the prompt holds of the answer (Rendered.opening). What
-    it raises is a bug in it, and ends the command; what is written stays, and the command goes on from there
-    once it is mended. summary.comparable leaves out what the sandbox failed on. Raises UserError where a
-    question does not fit the context.
-    """
+    """Every member's answers to every item: dicts as in answers.jsonl, written as they end;
+    summary.comparable leaves out what the sandbox failed on. Raises UserError where a question does not fit
+    the context."""
     have = {place_of(row): row for row in done}
     ids, openings = {}, {}
-    for item in items:
-        prompt = put(ask(item), prompt_format, population.base)
+    for item in exam.items:
+        prompt = put(exam.ask(item), exam.prompt_format, population.base)
         ids[item.bench, item.id] = prompt.ids
         openings[item.bench, item.id] = prompt.opening
     n_tokens = fits(ids, args.max_new, population.base.model.cfg.max_position_embeddings) + args.max_new
     n_rows = args.max_rows * max(1, CALL_TOKENS // (args.max_rows * n_tokens))
-    groups = groups_of(population, items, args.samples)
+    groups = groups_of(population, exam.items, args.samples)
     by_length = sorted(groups, key=lambda group: len(ids[name_of(group)[:2]]))
     calls = calls_of(by_length, have, max(1, n_rows // args.samples), run)
     every_place = [place_of(row) for _, row in itertools.chain(*groups)]
     n_missing = len(set(every_place) - have.keys())
     with tqdm(total=n_missing, desc="answers", disable=not sys.stderr.isatty()) as bar:
-        book = Book(run, verify, args.max_rows, openings, have, bar)
+        book = Book(run, exam.verify, args.max_rows, openings, have, bar)
+        answer = exam.answer or answer_call
         for call in calls:
             book.begin(call)
             rows = list(map(itemgetter(1), book.asked))
-            (answer or answer_call)(population, rows, ids, args, prompt_format, book.ended)
+            answer(population, rows, ids, args, exam.prompt_format, book.ended)
             book.close()
     rows = [have[place] for place in every_place]
     n_failed = sum(row["correct"] is None for row in rows)

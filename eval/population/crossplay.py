@@ -226,12 +226,13 @@ def main(argv: list[str] | None = None) -> int:
         out, done = common.open_out(args, bare, f"task {prompt_format}", hashes, "eval-crossplay")
         out.write_json("tasks.json", list(map(dataclasses.asdict, items)))
 
-        ask, verify = examiner(sandbox, prompt_format, setup.limits)
-        rows = answering.answer_all(bare, items, ask, verify, args, out, done, prompt_format)
+        examined = examiner(sandbox, prompt_format, setup.limits)
+        exam = answering.Exam(items, *examined, prompt_format)
+        rows = answering.answer_all(bare, exam, args, out, done)
         for step in steps:
             population, members = generation(run, bare, step)
             population.slots = {f"{step}/{m.name}": m.slot for m in members_of(members, "student")}
-            rows += answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
+            rows += answering.answer_all(population, exam, args, out, done)
     result = summary(cells(comparable(rows)), steps)
     head = {
         "run": str(run.path),

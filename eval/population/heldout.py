@@ -119,8 +119,8 @@ def ask_all(
     out, done = common.open_out(args, population, f"task {prompt_format}", hashes, name)
     lines = [json.dumps(dataclasses.asdict(item)) for item in items]
     (out.path / "items.jsonl").write_text("\n".join(lines))
-    ask, verify = examiner(sandbox, prompt_format)
-    return out, answering.answer_all(population, items, ask, verify, args, out, done, prompt_format)
+    exam = answering.Exam(items, *examiner(sandbox, prompt_format), prompt_format)
+    return out, answering.answer_all(population, exam, args, out, done)
 
 
 def verifier_flags(parser: argparse.ArgumentParser) -> None:

@@ -40,7 +40,8 @@ def flags(*more: str):
 def ask_all(population, out, args, prompt_format="plain", judge=judge):
     """All rows, as answers.jsonl in `out` has them afterwards."""
     run = RunDir(out)
-    return answering.answer_all(population, ITEMS, lambda item: f"What is {item.id} + 1?", judge, args, run, common.saved_answers(run), prompt_format)
+    exam = answering.Exam(ITEMS, lambda item: f"What is {item.id} + 1?", judge, prompt_format)
+    return answering.answer_all(population, exam, args, run, common.saved_answers(run))
 
 
 # ---------------------------------------------------------------- the end of an answer
