@@ -47,7 +47,7 @@ class Exam:
     """Questions, and how they are put, answered and judged."""
     items: list                         # anything with .bench and .id
     ask: Callable                       # ask(item) -> text, token ids or Prompt
-    # verify([(item, text)]) -> [dict with "correct", and what else a line of answers.jsonl should hold]. Texts
+    # verify([(item, text)]) -> [dict with "correct", and whatever else answers.jsonl should hold]. The texts
     # begin with what the prompt holds of the answer (Rendered.opening). What it raises is a bug in it, and
     # ends the command; what is written stays, and the command goes on from there once it is mended.
     verify: Callable
