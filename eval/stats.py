@@ -52,8 +52,8 @@ def bootstrap(
     for _ in range(20):
         drawn = rng.multinomial(n, counts / n, size=500)                 # (500, distinct)
         means.append(drawn @ distinct / n)
-    _, *shape = np.shape(values)
-    means = np.reshape(means, (-1, *shape))                              # (10000, ...)
+    shape = -1, *np.shape(values)[1:]
+    means = np.reshape(means, shape)                                     # (10000, ...)
     interval = np.percentile(means, percentiles, axis=0)
     return np.moveaxis(interval, 0, -1)
 
@@ -89,6 +89,7 @@ def sign_flip(differences: np.ndarray) -> float:
     """Two-sided p of the mean of paired differences (S,) under all 2^S sign patterns (Fisher 1935), never
     under 2 / 2^S; beyond EXACT_SIGNS seeds under 100,000 of them, one of which is the observed."""
     S = len(differences)
+    x = np.asarray(differences, float)
     if S <= EXACT_SIGNS:
         patterns = itertools.product((1, -1), repeat=S)                  # the first one is all 1
         signs = np.reshape(list(patterns), (2 ** S, S))
@@ -96,7 +97,7 @@ def sign_flip(differences: np.ndarray) -> float:
         rng = np.random.default_rng(0)
         signs = rng.choice((1, -1), size=(100_000, S))
         signs[0] = 1
-    sums = np.abs(signs @ np.asarray(differences, float))
+    sums = np.abs(signs @ x)
     least = sums[0] * (1 - 1e-12)               # a sum that is equal but for rounding counts
     return float(np.mean(sums >= least))
 

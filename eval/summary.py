@@ -57,8 +57,8 @@ def asked_of_all(columns: Iterable[dict]) -> list[str]:
 
 def fewest_samples(tallies: dict[str, dict]) -> int:
     """How many samples every item of every member has, at least. tallies: member -> item -> `tally`."""
-    fewest = min(min(items.values()) for items in tallies.values())
-    return fewest[0]
+    fewest, _ = min(itertools.chain(*map(dict.values, tallies.values())))
+    return fewest
 
 
 def n_right(items: dict[str, tuple[int, int]]) -> int:
@@ -132,8 +132,8 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
             line["tokens"] = float(spent.mean())
             line["cut"] = float((spent >= max_new).mean())
             if "verdict" in answers[0]:
-                malformed = [row["verdict"] == "malformed" for row in answers]
-                line["malformed"] = float(np.mean(malformed))
+                verdicts = [row["verdict"] for row in answers]
+                line["malformed"] = verdicts.count("malformed") / len(verdicts)
             out.append(line)
     return out
 

@@ -12,6 +12,7 @@ Phase 1 (OUT/phase1) teaches the skills: write programs, and answer with a trace
 as training goes, and no program reserved for evaluation enters them. Every draw is keyed by the seed and the
 number of the pool of examples, and the schedule counts tokens, so a run can be repeated.
 """
+import argparse
 import hashlib
 import json
 import random
@@ -309,8 +310,8 @@ def draw_heldout(some: HeldOut) -> list[dict]:
     return list(unique.values())
 
 
-def main() -> None:
-    """Run the phases asked for, each into its directory under --out."""
+def parse_args() -> argparse.Namespace:
+    """The command line."""
     parser = parser_of("python -m micro.make", __doc__)
     parser.add_argument("--phase", choices=("1", "2", "both"), default="both")
     parser.add_argument("--tokens", type=float, help="of a phase, prompts included; 48e6 and 1.6e6")
@@ -322,7 +323,11 @@ def main() -> None:
                         "value after half of the statements, opened by <")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", default="micro", help="writes OUT/phase1 and OUT/base")
-    cfg = parser.parse_args()
+    return parser.parse_args()
+
+
+def main(cfg: argparse.Namespace) -> None:
+    """Run the phases asked for, each into its directory under cfg.out."""
     out = Path(cfg.out)
     start = out / "phase1"
     torch.set_num_threads(1)
@@ -342,4 +347,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    leave("micro.make", main)
+    leave("micro.make", lambda: main(parse_args()))

@@ -11,8 +11,14 @@ def figure(title: str, caption: str, body: str, wide: bool = False) -> str:
     return f"<figure{kind}><figcaption><b>{title}</b>{caption}</figcaption>{body or ABSENT}</figure>"
 
 
-def curves(title: str, caption: str, lines: list[Line], share: bool = False, zero: bool = True) -> str:
-    """A figure of curves. title: any text; caption: HTML; share, zero: as in svg.line_chart."""
+def curves(
+    title: str,                         # any text
+    caption: str,                       # HTML
+    lines: list[Line],
+    share: bool = False,                # as in svg.line_chart
+    zero: bool = True,                  # as there
+) -> str:
+    """A figure of curves."""
     return figure(text(title), caption, line_chart(title, lines, share, zero))
 
 

@@ -101,7 +101,9 @@ class RunLog:
         births = list(self.lines("genealogy.jsonl", expected=False))
         self.trials = [birth for birth in births if get(birth, "trial")]
         self.members = self.lives(births)
-        n_tasks = sum(num(row, "n") or 0 for row in self.metrics)
+        n_tasks = 0
+        for row in self.metrics:
+            n_tasks += num(row, "n") or 0
         self.n_tasks = max(0, int(n_tasks))
         every = self.n_tasks // SHOWN + 1
         self.tasks = list(islice(self.lines("tasks.jsonl"), 0, None, every))

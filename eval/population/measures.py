@@ -256,11 +256,6 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
         line["check"] = manipulation(first_runs, varied)
         line["p_holm"] = p_holm
         line["verdict"] = verdict(line)
-    copied = []
-    if measure == "end":
-        for arm in means:
-            if line := contrast(values, reference, arm, "end", "deployed"):
-                copied.append(line)
     return {
         "commits": experiment.plan["commit"],
         "seeds": experiment.seeds,
@@ -270,8 +265,18 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
         "means": means,
         "n_seeds": n_seeds,
         "contrasts": lines,
-        "copied": copied,
+        "copied": copied(values, reference, measure),
     }
+
+
+def copied(values: Values, reference: str, measure: str) -> list[dict]:
+    """The reference's `end` minus that of each arm with its best student copied over all others."""
+    lines = []
+    if measure == "end":
+        for arm in dict.fromkeys(arm for arm, _ in values):
+            if line := contrast(values, reference, arm, "end", "deployed"):
+                lines.append(line)
+    return lines
 
 
 # ---- the tables --------------------------------------------------------------------------------------------
