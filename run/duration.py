@@ -58,15 +58,19 @@ def answers_of_probe(s: Setup, state: State) -> int:
 
 def pace(s: Setup, state: State, rows: list[dict]) -> Pace:
     """By the lines of metrics.jsonl of some steps, the first of which has warmed up."""
-    steps, solving, attempts = [], 0.0, 0.0
+    steps = []
     for row in rows[1:]:
         seconds = row["seconds"]
         steps.append(sum(seconds.values()) - seconds["probe"])
-        solving += seconds["solve"]
-        attempts += row["n"] * (row["valid"] or 0) * s.cfg.samples_per_task
-    if not attempts:                # nobody has solved anything: what a probe takes is not known
-        return Pace(sum(steps) / len(steps), 0.0)
-    return Pace(sum(steps) / len(steps), solving / attempts * answers_of_probe(s, state))
+    probe = 0.0
+    for row in rows:
+        if not probe_due(s.cfg, row["step"]):
+            continue
+        n_asked = answers_of_probe(s, state)
+        if row["step"] == 0 and not s.cfg.init:         # fresh members are the base: it alone was asked
+            n_asked = len(state.heldout) + len(state.unseen)
+        probe = row["seconds"]["probe"] / max(1, n_asked) * answers_of_probe(s, state)
+    return Pace(sum(steps) / len(steps), probe)
 
 
 class Forecast:
@@ -91,6 +95,8 @@ class Forecast:
 
 def told(seconds: float) -> str:
     """A duration for people."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 6000:
@@ -179,12 +185,15 @@ def trial(s: Setup, state: State) -> Pace:
         n_asked = n_proposed * VALID / max(1, len(tasks))
         solving = tried(s, lambda s: tasks and selfplay.attempt(s, tasks, slots, 0, selfplay.SOLVE, n))
     step += solving.seconds * n_asked
-
-    answer = 0.0
-    if solving.rollout:
-        answer = solving.seconds / solving.n_rows
     step += seconds_of_update(s, state, proposing, solving, n_asked)
-    return Pace(step, answer * answers_of_probe(s, state))
+
+    probe = 0.0
+    tasks = state.heldout + state.unseen
+    if cfg.probe_every and tasks:
+        base = [-1] * len(tasks)               # the frozen base's slot
+        probing = tried(s, lambda s: selfplay.attempt(s, tasks, base, 0, selfplay.PROBE, 1, 0.0))
+        probe = probing.seconds / probing.n_rows * answers_of_probe(s, state)
+    return Pace(step, probe)
 
 
 def seconds_of_update(s: Setup, state: State, proposing: Tried, solving: Tried, n_asked: float) -> float:

@@ -26,26 +26,27 @@ def state_of(step: int):
     return SimpleNamespace(step=step, members=members, heldout=[None] * 10, unseen=[None] * 3)
 
 
-def line(solve: float, probe: float = 0.0) -> dict:
-    return dict(n=20, valid=.5, seconds=dict(propose=1.0, verify=.5, solve=solve, probe=probe, update=2.0))
+def line(step: int, solve: float, probe: float = 0.0) -> dict:
+    return dict(step=step, seconds=dict(propose=1.0, verify=.5, solve=solve, probe=probe, update=2.0))
 
 
 def test_a_pace_leaves_out_the_first_step_and_counts_a_probe_by_its_answers():
-    """Of two students, a teacher and the base: 10 x 3 + 3 x 4 answers, where a step's solving took 4 x 10."""
-    s = SimpleNamespace(cfg=Config(samples_per_task=4, steps=9, probe_every=4))
-    found = pace(s, state_of(3), [line(99.0, 50.0), line(4.0), line(6.0)])
-    assert (found.step, found.probe) == (8.5, pytest.approx(5.0 / 40 * 42))
-    assert pace(s, state_of(3), [line(1.0), line(1.0) | dict(valid=0.0)]) == Pace(4.5, 0.0)
+    """Of two students, a teacher and the base: 10 x 3 + 3 x 4 answers, where the base alone was asked 10 + 3 at step 0."""
+    s = SimpleNamespace(cfg=Config(steps=90, probe_every=4))
+    found = pace(s, state_of(3), [line(0, 99.0, 26.0), line(1, 4.0), line(2, 6.0)])
+    assert (found.step, found.probe) == (8.5, pytest.approx(26.0 / 13 * 42))
+    assert pace(s, state_of(10), [line(7, 1.0), line(8, 1.0, 26.0), line(9, 3.0)]) == Pace(5.5, pytest.approx(26.0)), "resumed"
+    assert pace(s, state_of(4), [line(1, 1.0), line(2, 1.0), line(3, 1.0)]) == Pace(4.5, 0.0)
 
 
 def test_a_run_is_told_once_when_it_will_end():
-    s = SimpleNamespace(cfg=Config(samples_per_task=4, steps=9, probe_every=0))
+    s = SimpleNamespace(cfg=Config(steps=9, probe_every=0))
     forecast = Forecast(s)
-    notes = [forecast.look(state_of(step), line(4.0)) for step in range(5, 9)]
+    notes = [forecast.look(state_of(step), line(step - 1, 4.0)) for step in range(5, 9)]
     assert [len(note) for note in notes] == [0, 0, 1, 0]
     assert notes[2][0].startswith("by its first 3 steps this run will end in 15 s, ")
     short = Forecast(SimpleNamespace(cfg=Config(steps=3)))
-    assert not any(short.look(state_of(step), line(4.0)) for step in (1, 2, 3))
+    assert not any(short.look(state_of(step), line(step - 1, 4.0)) for step in (1, 2, 3))
 
 
 def test_rows_that_are_cut_off_go_on_as_the_others_ended():
@@ -59,7 +60,7 @@ def test_rows_that_are_cut_off_go_on_as_the_others_ended():
 
 
 def test_durations_are_told():
-    assert [told(x) for x in (.2, 99, 100, 5000, 7200)] == ["0 s", "99 s", "2 minutes", "83 minutes", "2.0 hours"]
+    assert [told(x) for x in (.2, 99, 100, 5000, 7200)] == ["0.2 s", "99 s", "2 minutes", "83 minutes", "2.0 hours"]
 
 
 @pytest.mark.parametrize("limit", [15.0, 0.0])
