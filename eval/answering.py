@@ -109,7 +109,7 @@ def pick_prompt_format(args: argparse.Namespace, base: Base) -> str:
 
 
 def training_format(prompt_format: str) -> str:
-    """Its name in training, where the R1 envelope is that of bases."""
+    """The name of a format in training, where the R1 envelope is the format "base"."""
     return "base" if prompt_format == "envelope" else prompt_format
 
 

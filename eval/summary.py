@@ -41,7 +41,7 @@ def shares(
 
 
 def tally(right: list[bool]) -> tuple[int, int]:
-    """For `shares`: how many samples there are, and how many are right."""
+    """How many samples of an item there are, and how many of them are right: a value for `shares`."""
     return len(right), sum(right)
 
 
@@ -56,7 +56,7 @@ def asked_of_all(columns: Iterable[dict]) -> list[str]:
 
 
 def fewest_samples(tallies: dict[str, dict]) -> int:
-    """How many samples every item of every member has, at least. tallies: member -> item -> `tally`."""
+    """The number of samples that every member gave to every item. tallies: member -> item -> `tally`."""
     fewest, _ = min(itertools.chain(*map(dict.values, tallies.values())))
     return fewest
 
@@ -67,7 +67,7 @@ def n_right(items: dict[str, tuple[int, int]]) -> int:
 
 
 def members_in(share: Iterable[str]) -> list[str]:
-    """The names but the base's."""
+    """The names of the members, without the base."""
     return [name for name in share if name != BASE]
 
 

@@ -64,7 +64,7 @@ def leave() -> None:
 
 
 def prepare_card(device: str) -> None:
-    """Settings for a card, and the choice of it."""
+    """Makes a card the current one, with the settings that self-play wants."""
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"           # loses less between blocks
     torch.cuda.set_device(device)

@@ -33,7 +33,7 @@ def complete(prompt: str, completion: str, bench: str) -> str:
 
 
 def parts_of(node: ast.AST, kind: type) -> list[ast.AST]:
-    """A node and all below it that are of a kind."""
+    """A node and the nodes below it, as far as they are of this type."""
     return [part for part in ast.walk(node) if isinstance(part, kind)]
 
 
@@ -58,7 +58,7 @@ class Run:
         return name in made
 
     def worth(self, entry: str | None) -> tuple[bool, int]:
-        """First whether it defines the entry, then its lines that are not empty."""
+        """The key by which runs are compared: whether one defines the entry, then its lines of text."""
         lines = map(str.strip, self.source.split("\n"))
         return self.defines(entry), sum(map(bool, lines))
 

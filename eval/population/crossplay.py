@@ -94,7 +94,8 @@ def opened_setup(
     bare: common.Population,
     sandbox: Sandbox,
 ) -> Setup:
-    """What proposing tasks as in the run needs; its adapters are set by generation."""
+    """The Setup in which teachers propose as they did in the run. It has no adapters yet: each generation
+    brings its own."""
     prompt_format = bare.base.prompt_format
     given = config_of_run(run.config(), run.path)
     cfg = for_new_tasks(given, device=args.device, rollout_batch=args.max_rows)
@@ -178,7 +179,7 @@ def table(result: dict) -> str:
 
 
 def named(role: str, step: str) -> str:
-    """A generation's name in the tables; what is no step's has its own."""
+    """The name of a generation in the tables, such as S@80; "base" and "all" stay as they are."""
     return f"{role}@{step}" if step.isdigit() else step
 
 

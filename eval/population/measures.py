@@ -48,7 +48,7 @@ def first_at(x: np.ndarray, y: np.ndarray, height: float) -> float:
 
 
 def validated(record: dict) -> float:
-    """By which the deployed one among several runs is chosen."""
+    """The accuracy on validation tasks, by which one of several runs is chosen to be deployed."""
     return record["validation"]
 
 
@@ -203,7 +203,7 @@ def verdict(line: dict) -> str:
 
 
 def known(values: Values, name: str) -> set[tuple[str, int]]:
-    """The arms and seeds that have a measure."""
+    """The arms and seeds for which a measure is known."""
     return {key for key, own in values.items() if math.isfinite(own.get(name, math.nan))}
 
 
