@@ -19,6 +19,7 @@ from generate import Rollout
 from pack import micro_batches
 from run.checkpoint import State
 from selfplay import Setup
+from tasks.base import Task
 
 LIMIT = 15.0                # seconds that a trial gives each rollout
 VALID = .6                  # share of proposals that are taken for valid where none has ended in a trial
@@ -187,13 +188,18 @@ def trial(s: Setup, state: State) -> Pace:
     step += solving.seconds * n_asked
     step += seconds_of_update(s, state, proposing, solving, n_asked)
 
-    probe = 0.0
-    tasks = state.heldout + state.unseen
-    if cfg.probe_every and tasks:
-        base = [-1] * len(tasks)               # the frozen base's slot
-        probing = tried(s, lambda s: selfplay.attempt(s, tasks, base, 0, selfplay.PROBE, 1, 0.0))
-        probe = probing.seconds / probing.n_rows * answers_of_probe(s, state)
-    return Pace(step, probe)
+    # As in the first probe, where the base alone is asked: two rollouts, for one has a tail of its own.
+    base = 0.0
+    for tasks in (state.heldout, state.unseen):
+        if cfg.probe_every and tasks:
+            base += tried(s, lambda s: asked_greedily(s, tasks)).seconds
+    n_base = len(state.heldout) + len(state.unseen)
+    return Pace(step, base / max(1, n_base) * answers_of_probe(s, state))
+
+
+def asked_greedily(s: Setup, tasks: list[Task]) -> selfplay.Attempts:
+    """The frozen base's answers to the tasks of a probe."""
+    return selfplay.attempt(s, tasks, [-1] * len(tasks), 0, selfplay.PROBE, 1, 0.0)
 
 
 def seconds_of_update(s: Setup, state: State, proposing: Tried, solving: Tried, n_asked: float) -> float:
