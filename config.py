@@ -1,9 +1,15 @@
-"""Every switch of a run: default, meaning, legal values; what a prompt format presets; the command line."""
+"""Every switch of a run: default, meaning, legal values; what a prompt format presets; the command line.
+
+A switch is read three times: by argparse from the command line, from config.json where a run is resumed, and
+by whoever writes Config(...) in Python. All three meet in `resolve_config`, which checks them.
+"""
 import argparse
 import datetime
+from collections.abc import Callable, Collection
 from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
 
-from infra.errors import UserError, demand
+from infra.errors import UserError, demand, explained
 from lora import TARGETS
 from operators import OPERATORS, n_children
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
@@ -12,27 +18,47 @@ from tasks.prompts import FORMATS, template
 from tasks.proof import load
 from trueskill_lite import RATINGS
 
+# Flags with several values, which the command line and config.json write with commas between them
+Names = tuple[str, ...]
+Numbers = tuple[float, ...]
 # Legal values whose meaning stands in modules that import this one: evolve.py, rl.py, measure/.
 MATCHING = ("pfsp", "uniform", "hard", "round-robin", "all")
 EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
 NORMALIZE = ("member", "kind", "off")
 ALARMS = ("collapse", "gaming", "forgetting", "escape", "flat", "format")
-# What --algo sets where the command line says nothing. Sources: rl.py.
-ALGORITHMS = {"reinforce++": dict(baseline="group", normalize_advantages="member", token_weight="member",
-                                  loss="clip", clip="0.2,0.2")}
+
+# What --algo sets where the command line says nothing; most begin with what another one sets. Sources: rl.py.
+ALGORITHMS: dict[str, dict] = {}
+ALGORITHMS["reinforce++"] = dict(
+    baseline="group",
+    normalize_advantages="member",
+    token_weight="member",
+    loss="clip",
+    clip=(0.2, 0.2))
 ALGORITHMS["rloo"] = ALGORITHMS["reinforce++"] | dict(baseline="leave-one-out", normalize_advantages="off")
 ALGORITHMS["dr_grpo"] = ALGORITHMS["reinforce++"] | dict(normalize_advantages="off", token_weight="constant")
 ALGORITHMS["grpo"] = ALGORITHMS["dr_grpo"] | dict(baseline="standardized", token_weight="row")
-ALGORITHMS["gspo"] = ALGORITHMS["grpo"] | dict(loss="sequence", clip="0.0003,0.0004")
-ALGORITHMS["dapo"] = ALGORITHMS["grpo"] | dict(token_weight="member", clip="0.2,0.28")
-ALGORITHMS["cispo"] = ALGORITHMS["dapo"] | dict(loss="cispo", clip="1,4")
+ALGORITHMS["gspo"] = ALGORITHMS["grpo"] | dict(loss="sequence", clip=(0.0003, 0.0004))
+ALGORITHMS["dapo"] = ALGORITHMS["grpo"] | dict(token_weight="member", clip=(0.2, 0.28))
+ALGORITHMS["cispo"] = ALGORITHMS["dapo"] | dict(loss="cispo", clip=(1.0, 4.0))
 # Ranges: beyond them runs would not end, or numbers overflow.
-FROM_0, FROM_1, SHARE, LARGE = (0, 10**9), (1, 10**9), (0, 1), 10**6
+FROM_0 = (0, 10**9)
+FROM_1 = (1, 10**9)
+SHARE = (0, 1)
+LARGE = 10**6
 
 
-def flag(default, help, choices=None, within=()):
-    """A field of Config: default (None = a preset's), help text, legal names, least and largest number."""
-    return field(default=default, metadata=dict(help=help, choices=choices, within=within))
+def flag(
+    default: object,                # None = a preset's
+    help: str,
+    choices: Collection[str] = (),  # legal names; of Names each must be one of them
+    within: tuple = (),             # least and largest number
+    form: str = "",                 # of Numbers: what each is called, "LOW,HIGH"
+) -> Field:
+    """A field of Config, and all that is known of its flag."""
+    if form:
+        help = f"{form}: {help}"
+    return field(default=default, metadata=dict(help=help, choices=choices, within=within, form=form))
 
 
 @dataclass(frozen=True)
@@ -58,12 +84,12 @@ class Config:
     niches: bool = flag(False, "deal --task-types to members in turn; a child has those of both parents")
     rank: int = flag(None, "LoRA rank R", within=(1, 4096))
     alpha: float = flag(None, "LoRA alpha; the update is scaled by alpha / R", within=(1e-9, LARGE))
-    lora_targets: str = flag(",".join(TARGETS), "linear layers that carry adapters")
+    lora_targets: Names = flag(TARGETS, "linear layers that carry adapters", TARGETS)
     # 1 match
     matching: str = flag("pfsp", "how a teacher draws its student", MATCHING)
     matches: int = flag(0, "matches a step, of teachers drawn for it; 0 = every teacher's", within=FROM_0)
     # 2 propose
-    task_types: str = flag(None, "task types in turn, of " + ",".join(TASK_TYPES))
+    task_types: Names = flag(None, "task types in turn, of " + ",".join(TASK_TYPES), TASK_TYPES)
     n_prompts: int = flag(3, "prompts a teacher answers each step", within=FROM_1)
     proposals_per_prompt: int = flag(8, "proposals from one prompt (the baseline's group)", within=FROM_1)
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", within=(0, 1000))
@@ -91,7 +117,8 @@ class Config:
                              ("member", "row", "constant"))
     loss: str = flag(None, "PPO's; with an answer's ratio; or CISPO's: clipped ratio x log-prob.",
                      ("clip", "sequence", "cispo"))
-    clip: str = flag(None, "LOW,HIGH: the ratio lies in 1 - LOW to 1 + HIGH; in the first epoch it is 1")
+    clip: Numbers = flag(None, "the ratio lies in 1 - LOW to 1 + HIGH; in the first epoch it is 1",
+                         form="LOW,HIGH")
     epochs: int = flag(1, "optimiser steps on the same rollouts", within=(1, 1000))
     importance_cap: float = flag(None, "weigh tokens by training / rollout probability, at most this; 0 = "
                                  "off; default: 0 on a CPU in float32, else 2", within=(0, LARGE))
@@ -99,8 +126,8 @@ class Config:
     entropy_coef: float = flag(0.0, "weight of the entropy bonus", within=(0, 1000))
     lr: float = flag(None, "Adam's learning rate of students, and of --single", within=SHARE)
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", within=SHARE)
-    lr_decay: str = flag(None, "HOLD,END,FLOOR: rates hold for HOLD steps of the run, then fall linearly to "
-                         "FLOOR times as much at step END; 0,1,1: constant")
+    lr_decay: Numbers = flag(None, "rates hold for HOLD steps of the run, then fall linearly to FLOOR times "
+                             "as much at step END; 0,1,1: constant", form="HOLD,END,FLOOR")
     lr_spread: float = flag(1.0, "founding students' rates: log-uniform over this factor", within=(1, LARGE))
     lr_mutate: float = flag(1.0, "a child's rate is its fitter parent's times or over this", within=(1, 100))
     rating: str = flag("trueskill", "rating system", RATINGS)
@@ -119,7 +146,7 @@ class Config:
                          "valid ones")
     n_heldout: int = flag(120, "held-out tasks asked of each played type; of other types a third",
                           within=FROM_0)
-    halt_on: str = flag("", "alarms that end the run, of " + ",".join(ALARMS))
+    halt_on: Names = flag((), "alarms that end the run, of " + ",".join(ALARMS), ALARMS)
     # machine
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda or cuda:1")
     dtype: str = flag("auto", "of the base; auto: bfloat16 where a card has it; int8: its weights",
@@ -131,18 +158,52 @@ class Config:
 
 
 # Where each group of --help begins: its first field, and its title.
-GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types": "2 propose",
-          "samples_per_task": "3 solve", "teacher_reward": "4 reward and update", "evolve": "5 evolve",
-          "probe_every": "probes", "device": "machine"}
+GROUPS = {
+    "base": "run",
+    "pop": "population",
+    "matching": "1 match",
+    "task_types": "2 propose",
+    "samples_per_task": "3 solve",
+    "teacher_reward": "4 reward and update",
+    "evolve": "5 evolve",
+    "probe_every": "probes",
+    "device": "machine",
+}
 # What a prompt format wants where the command line says nothing. The micro values are measured in LOG.md; of
 # the others the rate is, on a base of 0.5B and for students alone (docs/real.md).
-PRESETS = {
-    "micro": dict(pop=8, steps=30, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024,
-                  task_types="code_o", n_few_shot=0, samples_per_task=4, max_new_tokens=80, lr=2e-3,
-                  lr_teacher=3e-3, lr_decay="12,25,.15", evolve_every=8, probe_every=10),
-    "chat": dict(pop=8, steps=200, rank=32, alpha=64.0, rollout_batch=128, tokens_per_microbatch=2048,
-                 task_types="code_o,code_i,code_f", n_few_shot=6, samples_per_task=8, max_new_tokens=512,
-                 lr=3e-5, lr_teacher=3e-5, lr_decay="0,1,1", evolve_every=10, probe_every=20)}
+PRESETS: dict[str, dict] = {}
+PRESETS["micro"] = dict(
+    pop=8,
+    steps=30,
+    rank=8,
+    alpha=32.0,
+    rollout_batch=512,
+    tokens_per_microbatch=1024,
+    task_types=("code_o",),
+    n_few_shot=0,
+    samples_per_task=4,
+    max_new_tokens=80,
+    lr=2e-3,
+    lr_teacher=3e-3,
+    lr_decay=(12, 25, 0.15),
+    evolve_every=8,
+    probe_every=10)
+PRESETS["chat"] = dict(
+    pop=8,
+    steps=200,
+    rank=32,
+    alpha=64.0,
+    rollout_batch=128,
+    tokens_per_microbatch=2048,
+    task_types=("code_o", "code_i", "code_f"),
+    n_few_shot=6,
+    samples_per_task=8,
+    max_new_tokens=512,
+    lr=3e-5,
+    lr_teacher=3e-5,
+    lr_decay=(0, 1, 1),
+    evolve_every=10,
+    probe_every=20)
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # Fields that may change between a run and its resumption without changing what it computes. From one kind of
@@ -151,137 +212,232 @@ FREE = ("base", "name", "out", "resume", "init", "steps", "device", "plan",
         "show", "save_every", "keep", "halt_on")
 
 
-def for_new_tasks(cfg: Config, **changes) -> Config:
+def for_new_tasks(cfg: Config, **changes: object) -> Config:
     """A run's flags with which its teachers write anew: no given tasks, none that repeats the run's."""
     return replace(cfg, tasks="", dedupe=cfg.dedupe.replace("off", "structural"), **changes)
 
+
+# --- a Config as text, and back -----------------------------------------------------------------------------
 
 def spelled(name: str) -> str:
     """A field as the command line writes it."""
     return "--" + name.replace("_", "-")
 
 
+def text_of(value: object) -> str:
+    """A flag's value as the command line writes it."""
+    if not isinstance(value, tuple):
+        return str(value)
+    return ",".join(str(member).removesuffix(".0") for member in value)
+
+
+def flags_of(cfg: Config) -> dict[str, object]:
+    """What config.json holds: each flag as the command line writes it."""
+    flags = {}
+    for name, value in vars(cfg).items():
+        flags[name] = text_of(value) if isinstance(value, tuple) else value
+    return flags
+
+
+def config_of(flags: dict[str, object]) -> Config:
+    """Inverse of flags_of. The one place where text becomes a tuple. Raises UserError for text that is no
+    number where numbers are wanted."""
+    given = dict(flags)
+    for f in fields(Config):
+        text = given.get(f.name)
+        if f.type not in (Names, Numbers) or not isinstance(text, str):
+            continue
+        parts = tuple(text.split(",")) if text else ()
+        if f.type == Numbers:
+            try:
+                parts = tuple(map(float, parts))
+            except ValueError:
+                raise UserError(no_numbers(f, text)) from None
+        given[f.name] = parts
+    return Config(**given)
+
+
+def no_numbers(f: Field, text: str) -> str:
+    """What a user is told of such numbers."""
+    return f"{spelled(f.name)} {text}: give {f.metadata['form']}, numbers from 0 on"
+
+
 def default_of(f: Field) -> str:
     """A default in words, by prompt format or --algo where these differ ("micro: 8; chat: 32"); "" = none."""
-    names_of = {}
-    for name, preset in (ALGORITHMS if f.name in ALGORITHMS[Config.algo] else PRESETS).items():
-        names_of.setdefault(preset.get(f.name, f.default), []).append(name)
-    if len(names_of) > 1:
-        return "; ".join(f"{', '.join(names)}: {value}" for value, names in names_of.items())
-    value, = names_of
-    return "" if value is None or value is False else str(value)
+    presets = PRESETS
+    if f.name in ALGORITHMS[Config.algo]:
+        presets = ALGORITHMS
+    names_of = {}                       # default -> the presets that have it
+    for name, preset in presets.items():
+        value = preset.get(f.name, f.default)
+        names_of.setdefault(value, []).append(name)
+    if len(names_of) == 1:
+        [value] = names_of
+        return "" if value is None or value is False else text_of(value)
+    parts = []
+    for value, names in names_of.items():
+        parts.append(f"{', '.join(names)}: {text_of(value)}")
+    return "; ".join(parts)
 
 
-def parse_args(description: str | None, argv: list[str] | None = None, saved=None) -> Config:
-    """Command line to Config; exits with code 2. saved(cfg): the flags of the run that --resume names."""
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
-                                     usage="train.py [--flag value ...]   (--help lists every switch)",
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """A parser with a flag for each field of Config; what is not given is not in its result."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        allow_abbrev=False,
+        usage="train.py [--flag value ...]   (--help lists every switch)",
+        formatter_class=argparse.RawDescriptionHelpFormatter)
     for f in fields(Config):
         if f.name in GROUPS:
             group = parser.add_argument_group(GROUPS[f.name])
-        choices = f.metadata["choices"]
-        how = dict(type=f.type, choices=choices, metavar=None if choices else f.type.__name__)
-        text = f.metadata["help"] + (f" ({default_of(f)})" if default_of(f) else "")
-        group.add_argument(spelled(f.name), default=argparse.SUPPRESS, help=text.replace("%", "%%"),
-                           **(dict(action="store_true") if f.type is bool else how))
-    args = parser.parse_args(argv)
-    cfg = Config(**vars(args))
-    return Config(**saved(cfg) | vars(args)) if saved and cfg.resume else cfg
+        how = dict(type=f.type, choices=f.metadata["choices"] or None)
+        if f.type is bool:
+            how = dict(action="store_true")
+        elif f.type in (Names, Numbers):            # config_of cuts the text, check_tuple looks at the parts
+            how = dict(type=str, metavar=f.metadata["form"] or "name,name")
+        elif not how["choices"]:
+            how["metavar"] = f.type.__name__
+        help = f.metadata["help"]
+        if default_of(f):
+            help += f" ({default_of(f)})"
+        help = help.replace("%", "%%")              # to argparse a % begins a placeholder
+        group.add_argument(spelled(f.name), default=argparse.SUPPRESS, help=help, **how)
+    return parser
 
 
-def config_of_run(saved: dict, path) -> Config:
+def parse_args(
+    description: str | None,
+    argv: list[str] | None = None,
+    saved: Callable[[Config], dict] | None = None,      # (cfg) -> the flags of the run that --resume names
+) -> Config:
+    """Command line to Config; exits with code 2. What the command line says goes before what a run says."""
+    given = vars(command_line(description).parse_args(argv))
+    cfg = config_of(given)
+    if saved and cfg.resume:
+        cfg = config_of(saved(cfg) | given)
+    return cfg
+
+
+def config_of_run(saved: dict, path: Path | str) -> Config:
     """The Config that the config.json of the run at `path` holds. Raises UserError for another version's."""
     odd = sorted(set(saved) ^ {f.name for f in fields(Config)})
-    demand(not odd, f"{path} was made by another version, whose flags differ in "
-           f"{', '.join(map(spelled, odd))}: use the commit that its env.json names")
-    for f in fields(Config):
-        check_value(f, saved[f.name], f"config.json of {path} is damaged: ")
-    return Config(**saved)
+    flags = ", ".join(map(spelled, odd))
+    demand(not odd, f"{path} was made by another version, whose flags differ in {flags}: use the commit that "
+           "its env.json names")
+    with explained(f"config.json of {path} is damaged", UserError):
+        cfg = config_of(saved)
+        for f in fields(Config):
+            check_value(f, getattr(cfg, f.name))
+    return cfg
 
+
+# --- what is not given, and what does not fit ---------------------------------------------------------------
 
 def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Config:
     """Fill in what prompt format, --algo, device and other flags imply. Raises UserError with the fix."""
+    presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
     # in float32 on a CPU rollout and training agree to 1e-6
     exact = device == "cpu" and cfg.dtype in ("auto", "float32")
-    presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo] | dict(importance_cap=0.0 if exact else 2.0)
-    presets |= dict(rollout_batch=0) if device == "cuda" else {}
-    presets |= dict(pop=2) if cfg.single else {}
-    missing = {name: value for name, value in presets.items() if getattr(cfg, name) is None}
-    cfg = replace(cfg, prompt_format=prompt_format, **missing)
+    presets["importance_cap"] = 0.0 if exact else 2.0
+    if device == "cuda":
+        presets["rollout_batch"] = 0                # as many rows as fit into its memory
+    if cfg.single:
+        presets["pop"] = 2                          # of one adapter, once in each role
+    changes = dict(prompt_format=prompt_format)
+    for name, value in presets.items():
+        if getattr(cfg, name) is None:
+            changes[name] = value
+    cfg = replace(cfg, **changes)
+
     demand(cfg.teachers or cfg.pop % 2 == 0,
            f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number, or --teachers")
-    cfg = replace(cfg, teachers=cfg.teachers or cfg.pop // 2,
-                  grace=cfg.evolve_every if cfg.grace < 0 else cfg.grace,
-                  dedupe="off" if cfg.tasks else cfg.dedupe)        # given tasks come again
+    changes = {}
+    if not cfg.teachers:
+        changes["teachers"] = cfg.pop // 2
+    if cfg.grace < 0:
+        changes["grace"] = cfg.evolve_every
+    if cfg.tasks:
+        changes["dedupe"] = "off"                   # given tasks come again
+    cfg = replace(cfg, **changes)
     check(cfg)
     return cfg
 
 
-def check_value(f: Field, value, where: str = "") -> None:
+def check_value(f: Field, value: object) -> None:
     """Raises UserError where a flag cannot have this value: another type, or out of its range."""
-    given, choices, within = f"{where}{spelled(f.name)} {value!r:.60}", *list(f.metadata.values())[1:]
-    of_type = type(value) is f.type or (f.type is float and type(value) is int)
+    if f.type in (Names, Numbers):
+        check_tuple(f, value)
+        return
+    given = f"{spelled(f.name)} {value!r:.60}"
+    of_type = type(value) is f.type
+    if f.type is float:
+        of_type = type(value) in (int, float)       # not isinstance: True is an int
     demand(of_type, f"{given}: give a value of type {f.type.__name__}")
-    demand(not choices or value in choices, f"{given}: give one of {', '.join(choices or ())}")
-    demand(not within or within[0] <= value <= within[1], f"{given}: give a number in {list(within)}")
+    choices, within = f.metadata["choices"], f.metadata["within"]
+    if choices:
+        demand(value in choices, f"{given}: give one of {', '.join(choices)}")
+    if within:
+        low, high = within
+        demand(low <= value <= high, f"{given}: give a number in {[low, high]}")        # which nan is not
 
 
-def numbers_of(cfg: Config, name: str) -> list[float]:
-    """The numbers of a flag whose help begins with their names (LOW,HIGH). Raises UserError with the fix."""
-    text, form = getattr(cfg, name), Config.__dataclass_fields__[name].metadata["help"].partition(":")[0]
-    try:
-        numbers = [float(number) for number in text.split(",")]
-    except ValueError:
-        numbers = []
-    fits = len(numbers) == len(form.split(",")) and all(0 <= number <= 1e9 for number in numbers)
-    demand(fits, f"{spelled(name)} {text}: give {form}, numbers from 0 on")
-    return numbers
+def check_tuple(f: Field, value: object) -> None:
+    """The same of a flag with several values."""
+    flag = spelled(f.name)
+    legal = (str,) if f.type == Names else (int, float)
+    of_type = type(value) is tuple and {type(member) for member in value} <= set(legal)
+    demand(of_type, f"{flag} {value!r:.60}: give a tuple of type {legal[-1].__name__}")
+    if f.type == Names:
+        choices = f.metadata["choices"]
+        unknown = sorted(set(value) - set(choices))
+        demand(not unknown, f"{flag}: {', '.join(unknown)} unknown; valid: {', '.join(choices)}")
+        return
+    n = len(f.metadata["form"].split(","))
+    in_range = [0 <= number <= 1e9 for number in value]
+    demand(len(value) == n and all(in_range), no_numbers(f, text_of(value)))
 
 
 def check(cfg: Config) -> None:
     """Values in their ranges, and flags that agree. Raises UserError with the fix."""
     for f in fields(cfg):
         check_value(f, getattr(cfg, f.name))
-    numbers_of(cfg, "clip")
+    check_run(cfg)
+    check_population(cfg)
+    check_litter(cfg)
+    check_tasks(cfg)
+
+
+def check_run(cfg: Config) -> None:
+    """The date, the layers with adapters, and the fall of the learning rates."""
     if cfg.date:
         try:
             datetime.date.fromisoformat(cfg.date)
         except ValueError:
             raise UserError(f"--date {cfg.date}: give a day as YYYY-MM-DD") from None
-    hold, end, floor = numbers_of(cfg, "lr_decay")
-    demand(hold < end and floor <= 1, f"--lr-decay {cfg.lr_decay}: HOLD must be below END, FLOOR at most 1")
-    task_types, n_students = cfg.task_types.split(","), cfg.pop - cfg.teachers
+    demand(cfg.lora_targets, f"--lora-targets: give one or more of {', '.join(TARGETS)}")
+    hold, end, floor = cfg.lr_decay
+    demand(hold < end and floor <= 1,
+           f"--lr-decay {text_of(cfg.lr_decay)}: HOLD must be below END, FLOOR at most 1")
+
+
+def check_population(cfg: Config) -> None:
+    """Whether there are members of each role, enough for the matches and for every niche."""
+    n_types = len(cfg.task_types)
+    n_students = cfg.pop - cfg.teachers
     demand(n_students > 0, f"--teachers {cfg.teachers}: of --pop {cfg.pop} one must be a student")
     demand(not cfg.single or cfg.pop == 2,
            "--single is one adapter in both roles: leave out --pop and --teachers, or --single itself")
-    check_litter(cfg, n_students)
     demand(cfg.matches <= cfg.teachers, f"--matches {cfg.matches}: there are {cfg.teachers} teachers")
-    demand(not cfg.niches or 1 < len(task_types) <= min(cfg.teachers, n_students),
-           f"--niches deals {len(task_types)} task type(s) to {cfg.teachers} teacher(s) and {n_students} "
+    demand(not cfg.niches or 1 < n_types <= min(cfg.teachers, n_students),
+           f"--niches deals {n_types} task type(s) to {cfg.teachers} teacher(s) and {n_students} "
            "student(s): give at least two types, and of each role at least as many members")
-    for name, valid in (("task_types", TASK_TYPES), ("lora_targets", TARGETS)):
-        unknown = sorted(set(getattr(cfg, name).split(",")) - set(valid))
-        demand(not unknown, f"{spelled(name)}: {', '.join(unknown)} unknown; valid: {', '.join(valid)}")
-    demand(set(cfg.halt_on.split(",")) <= {"", *ALARMS},
-           f"--halt-on {cfg.halt_on}: valid: {', '.join(ALARMS)}")
-    for kind in task_types:
-        for phase in ("propose", "solve"):
-            template(kind, cfg.prompt_format, phase)        # which raises UserError where there is none
-    if "proof" in task_types:
-        load(cfg.theory)                                    # which raises UserError for a bad theory
-    demand(cfg.tasks != "micro" or set(task_types) <= {"code_o", "code_i"},
-           "--tasks micro draws code_o and code_i: give these as --task-types, or a file of tasks")
-    demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
-           f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
-    demand(cfg.verifier != "portable" or cfg.prompt_format == "micro", "--verifier portable knows programs "
-           f"of the micro prompt format, not of {cfg.prompt_format}: leave it out")
 
 
-def check_litter(cfg: Config, n_students: int) -> None:
+def check_litter(cfg: Config) -> None:
     """Whether students are replaced, and by as many different children as --litter asks for."""
     if cfg.litter == 1:
         return
+    n_students = cfg.pop - cfg.teachers
     replaces = cfg.evolve != "none" and cfg.replace_frac > 0 and n_students > 1 and not cfg.single
     demand(replaces, f"--litter {cfg.litter}: this run replaces no student: leave --litter out, or give an "
            "--evolve other than none, a --replace-frac above 0, and at least two students")
@@ -289,3 +445,20 @@ def check_litter(cfg: Config, n_students: int) -> None:
     most = n_children(cfg.evolve, n_parents)
     demand(cfg.litter <= most, f"--litter {cfg.litter}: of {n_parents} student(s) that stay, --evolve "
            f"{cfg.evolve} makes {most} different child(ren): give at most {most}, or --evolve mixed")
+
+
+def check_tasks(cfg: Config) -> None:
+    """Whether the task types can be asked in this prompt format, and be verified here."""
+    demand(cfg.task_types, f"--task-types: give one or more of {', '.join(TASK_TYPES)}")
+    for kind in cfg.task_types:
+        for phase in ("propose", "solve"):
+            template(kind, cfg.prompt_format, phase)        # which raises UserError where there is none
+    if "proof" in cfg.task_types:
+        load(cfg.theory)                                    # which raises UserError for a bad theory
+    demand(cfg.tasks != "micro" or set(cfg.task_types) <= {"code_o", "code_i"},
+           "--tasks micro draws code_o and code_i: give these as --task-types, or a file of tasks")
+    demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
+           f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks: give at least 1")
+    demand(cfg.verifier != "portable" or cfg.prompt_format == "micro",
+           f"--verifier portable knows programs of the micro prompt format, not of {cfg.prompt_format}: "
+           "leave it out")

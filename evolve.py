@@ -17,7 +17,7 @@ from random import Random
 import numpy as np
 import torch
 
-from config import Config, numbers_of
+from config import Config, Numbers
 from infra.command import leave, parser_of
 from infra.errors import demand, number_from, place
 from infra.files import demand_fields
@@ -112,10 +112,10 @@ def is_last_of_a_type(member: Member, members: list[Member]) -> bool:
 
 # --- learning rates -----------------------------------------------------------------------------------------
 
-def decay(cfg: Config, step: int) -> float:
+def decay(lr_decay: Numbers, step: int) -> float:
     """The share of every learning rate that --lr-decay HOLD,END,FLOOR leaves at a step of the run. It is 1
     for the first HOLD steps, then falls on a straight line, and is FLOOR from step END on."""
-    hold, end, floor = numbers_of(cfg, "lr_decay")
+    hold, end, floor = lr_decay
     way_down = (step + 1 - hold) / (end - hold)
     way_down = min(max(way_down, 0.0), 1.0)
     return 1 - (1 - floor) * way_down
@@ -128,7 +128,7 @@ def learning_rates(cfg: Config, members: list[Member], step: int) -> list[float]
     goes by the step of the run and not by a member's age, so that no child starts hot again. Raises UserError
     for a rate that is too large for float32.
     """
-    left = decay(cfg, step)
+    left = decay(cfg.lr_decay, step)
     rates = {}                          # slot -> rate
     for m in members:
         rate = cfg.lr

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-from config import Config, numbers_of, resolve_config, spelled
+from config import Config, resolve_config, spelled
 from generate import Rollout
 from infra.distributed import ALONE, Ranks
 from infra.errors import UserError, demand
@@ -202,7 +202,7 @@ def policy_loss(
         log_ratio = answer_mean(log_ratio, p, len(adv))
     ratio = log_ratio.exp()
     A = adv[p.row]
-    low, high = numbers_of(cfg, "clip")
+    low, high = cfg.clip
     clipped = ratio.clamp(1 - low, 1 + high)
     is_clipped = ratio != clipped
     if cfg.loss == "cispo":

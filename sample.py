@@ -14,7 +14,7 @@ import argparse
 import dataclasses
 
 import selfplay
-from config import Config, resolve_config
+from config import Config, config_of, resolve_config
 from eval import common
 from evolve import Member, members_of
 from infra.command import leave, parser_of
@@ -65,7 +65,7 @@ def open_setup(
 ) -> Setup:
     """What the phases of a run need, with the flags of this command."""
     base = population.base
-    cfg = Config(
+    flags = dict(
         task_types=args.task_types or None,
         n_prompts=args.n,
         proposals_per_prompt=1,
@@ -73,12 +73,10 @@ def open_setup(
         temperature=args.temperature,
         seed=args.seed,
         max_new_tokens=args.max_new_tokens,
-        dedupe="off",
-    )
-    cfg = resolve_config(cfg, base.prompt_format, base.model.embedding.device.type)
+        dedupe="off")
+    cfg = resolve_config(config_of(flags), base.prompt_format, base.model.embedding.device.type)
     limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
-    task_types = tuple(cfg.task_types.split(","))
-    return Setup(cfg, base, population.adapters, ALONE, sandbox, limits, task_types)
+    return Setup(cfg, base, population.adapters, ALONE, sandbox, limits)
 
 
 def given_tasks(args: argparse.Namespace, setup: Setup, dealer: Member) -> list[ProposalRecord]:
@@ -86,7 +84,7 @@ def given_tasks(args: argparse.Namespace, setup: Setup, dealer: Member) -> list[
     that is not valid."""
     what = "--program"
     if args.program:
-        proposals = [Proposal(setup.task_types[0], args.program, (args.input,))]
+        proposals = [Proposal(setup.cfg.task_types[0], args.program, (args.input,))]
     elif args.task:
         what = f"--task {args.task}"
         proposals = read_tasks(args.task)[:args.n]
@@ -95,7 +93,7 @@ def given_tasks(args: argparse.Namespace, setup: Setup, dealer: Member) -> list[
         fresh = dataclasses.replace(setup, cfg=cfg)
         proposals = [dealt.proposal for dealt in selfplay.deal(fresh, [dealer], args.seed)]
     else:
-        proposals = seeds(setup.cfg, setup.task_types)
+        proposals = seeds(setup.cfg)
     return records_of(setup, proposals, dealer, what)
 
 

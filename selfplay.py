@@ -37,6 +37,7 @@ from verifier import Job, PortableVerifier, Sandbox, Verdict
 
 # Phases: the third number of a random key, (seed, step, phase, member, index). The update draws nothing.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)
+TITLES = {PROPOSE: "propose", SOLVE: "solve"}                   # of phases with a progress bar
 N_TRIAL = 24                    # tasks that the children of a --litter and their victim attempt
 N_PROBED = 32                   # members of a role that a probe asks, at most: all that the device must hold
 MATCHING_FLOOR = 0.1            # share of the uniform distribution in matching: exploration
@@ -51,7 +52,8 @@ class Setup:
     ranks: Ranks                    # the processes of the run
     sandbox: Sandbox | PortableVerifier | None      # process 0 only
     limits: Limits                  # what a program and its values may be like
-    task_types: tuple[str, ...]
+    base_hash: str = ""             # SHA-256 of the base's files, which members' files name
+    shows_bars: bool = False        # whether the phases have progress bars
     watch: Callable[[Rollout, list[int]], None] | None = None       # sees every rollout grow (generate.py)
 
 
@@ -170,7 +172,6 @@ def ask(
     phase: int,
     n: int,
     temperature: float | None = None,   # None = cfg.temperature
-    desc: str = "",
 ) -> tuple[Rollout, list[str]]:
     """n answers to each prompt: the rollout, and the answers' texts, each with the opening that its prompt
     began for it."""
@@ -185,6 +186,7 @@ def ask(
         keys.append((cfg.seed, step + 1, phase, slots[row // n] + 1, row))
 
     closing = FORMATS[base.prompt_format].closing
+    desc = TITLES.get(phase, "") if s.shows_bars else ""
     sampling = SamplingParams(n, temperature, cfg.max_new_tokens, cfg.rollout_batch, closing, desc)
     ids = [rendered.ids for rendered in asked]
     rollout = generate(base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks, s.watch)
@@ -221,11 +223,10 @@ def attempt(
     phase: int,
     n: int,
     temperature: float | None = None,
-    desc: str = "",
 ) -> Attempts:
     """n attempts at each task, judged. Answers are data to the sandbox, and never run outside of it."""
     prompts = [prompt_student(s, task) for task in tasks]
-    rollout, texts = ask(s, prompts, slots, step, phase, n, temperature, desc)
+    rollout, texts = ask(s, prompts, slots, step, phase, n, temperature)
     # all attempts are judged in one go: the sandbox works on many at once
     by_task = [texts[i * n:(i + 1) * n] for i in range(len(tasks))]
     run = functools.partial(run_jobs, s)
@@ -295,7 +296,7 @@ def types_met(s: Setup, teacher: Member, pairs: Pairs) -> list[str]:
     """The task types that a teacher plays and at least one of the students that it meets plays, too."""
     met = [student for other, student in pairs if other is teacher]
     types = []
-    for kind in s.task_types:
+    for kind in s.cfg.task_types:
         if plays(teacher, kind) and any(plays(student, kind) for student in met):
             types.append(kind)
     return types
@@ -310,14 +311,14 @@ def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
     n_playing = s.cfg.matches or s.cfg.teachers
     for row in range(n * len(teachers)):
         teacher = teachers[row // n]
-        types = tuple(kind for kind in s.task_types if plays(teacher, kind))
+        types = tuple(kind for kind in s.cfg.task_types if plays(teacher, kind))
         number = step * n * n_playing + row                     # counts up over the whole run
         if s.cfg.tasks == FRESH:
             kind = types[number % len(types)]
             program, inputs = fresh_program(f"{s.cfg.seed}/fresh/{number}")
             proposal = Proposal(kind, program, inputs)
         else:
-            proposal = given_task(s.cfg.tasks, s.task_types, types, s.cfg.seed, number)
+            proposal = given_task(s.cfg.tasks, s.cfg.task_types, types, s.cfg.seed, number)
         dealt.append(ProposalRecord(teacher, proposal.kind, row, [], proposal=proposal))
     return dealt
 
@@ -327,7 +328,6 @@ def propose(
     archive: Archive,
     pairs: Pairs,
     step: int,
-    desc: str = "",
 ) -> tuple[Rollout | None, list[ProposalRecord]]:
     """Every teacher of a match writes n_prompts x proposals_per_prompt proposals, in turn of the task types
     that it and one of its students play. No rollout with --tasks, where nobody writes."""
@@ -349,7 +349,7 @@ def propose(
             prompts.append(prompt)
             slots.append(teacher.slot)
 
-    rollout, texts = ask(s, prompts, slots, step, PROPOSE, s.cfg.proposals_per_prompt, desc=desc)
+    rollout, texts = ask(s, prompts, slots, step, PROPOSE, s.cfg.proposals_per_prompt)
     # A text that does not parse is a proposal, too: it is paid the penalty, and its teacher learns from it.
     for p, text in zip(proposed, texts, strict=True):
         p.text = text
@@ -421,7 +421,6 @@ def solve(
     pairs: Pairs,
     proposed: list[ProposalRecord],
     step: int,
-    desc: str = "",
 ) -> tuple[Solved, Attempts | None]:
     """Each student attempts its teachers' valid tasks: who attempted what; the attempts (None without)."""
     solved = []
@@ -435,7 +434,7 @@ def solve(
     tasks = [p.task for p, _ in solved]
     slots = [student.slot for _, student in solved]
     n = s.cfg.samples_per_task
-    attempts = attempt(s, tasks, slots, step, SOLVE, n, desc=desc)
+    attempts = attempt(s, tasks, slots, step, SOLVE, n)
     for i, (p, student) in enumerate(solved):
         p.attempts[student.name] = attempts.verdicts[i]
         p.answers[student.name] = attempts.texts[i * n:(i + 1) * n]
@@ -455,7 +454,7 @@ def trial(s: Setup, tasks: list[Task], slot: int, step: int) -> tuple[float, int
 
 def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Outcome]:
     """What a reward may look at, for each valid proposal; the archive is that before the step."""
-    majority = {kind: archive.majority_baseline(kind) for kind in s.task_types}
+    majority = {kind: archive.majority_baseline(kind) for kind in s.cfg.task_types}
     structures = Counter(archive.recent)
     unique_at_64 = archive.unique_at_64()           # for all proposals the same: it is counted once
     found = []
@@ -537,7 +536,7 @@ def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
             reward.append(part.reward[i])
             group.append(first_group + part.group[i])
             role.append(ROLES.index(part.role))
-            kind.append(s.task_types.index(part.kind[i]))
+            kind.append(s.cfg.task_types.index(part.kind[i]))
         rows = torch.tensor(kept, device=part.rollout.ids.device)
         rollouts.append(part.rollout.select(rows))
 

@@ -34,14 +34,13 @@ except ModuleNotFoundError:
 import evolve
 import rl
 import selfplay
-from config import FREE, Config, config_of_run, parse_args
+from config import FREE, Config, config_of_run, flags_of, parse_args
 from evolve import ROLES, Member, members_of
 from infra.distributed import Ranks, leave
 from infra.gpu import memory
 from measure.metrics import HEADER, Step, line, measures, summary
 from measure.monitors import EXIT_HALTED, Halted, Monitors
 from measure.probes import probe
-from rl import Adam
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, task_rows
 from run.duration import Forecast
 from run.platform import Interrupted, Signals, Stopwatch, environment
@@ -52,121 +51,186 @@ from tasks.archive import Archive
 from trueskill_lite import RATINGS, child_rating
 from verifier import open_sandbox
 
+# Whether a run may end after the step with this line of metrics.jsonl
+Enough = Callable[[dict], bool] | None
 
-def rate(cfg: Config, pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord],
-         step: int) -> list[dict]:
+
+def rate(
+    cfg: Config,
+    pairs: list[tuple[Member, Member]],             # (teacher, student)
+    proposed: list[ProposalRecord],
+    step: int,
+) -> list[dict]:
     """Update both ratings of each match; lines of matches.jsonl with predicted and observed solve rate."""
-    system, rows = RATINGS[cfg.rating](), []
+    system = RATINGS[cfg.rating]()                  # TrueSkill or Elo
+    rows = []
     for teacher, student in pairs:
-        tasks = [p for p in proposed if p.teacher is teacher and evolve.plays(student, p.kind)]
-        solve_rate = selfplay.solve_rate([x for p in tasks for x in p.attempts.get(student.name, [])])
-        if solve_rate is None and (not tasks or any(p.unjudged for p in tasks)):
-            continue                                # nothing to try, or the sandbox failed: nobody has won
+        tasks, verdicts = [], []                    # of this match
+        for p in proposed:
+            if p.teacher is teacher and evolve.plays(student, p.kind):
+                tasks.append(p)
+                verdicts += p.attempts.get(student.name, [])
+        solve_rate = selfplay.solve_rate(verdicts)
+        if solve_rate is None:                      # a teacher without a valid task has lost, but:
+            sandbox_failed = any(p.unjudged for p in tasks)
+            if sandbox_failed or not tasks:
+                continue                            # nobody has won
         expected = system.p_win(student.rating, teacher.rating)
         winner = evolve.outcome(solve_rate, expected, rule=cfg.outcome)
-        first, second = (teacher, student) if winner == "teacher" else (student, teacher)
+        first, second = student, teacher
+        if winner == "teacher":
+            first, second = teacher, student
         first.rating, second.rating = system.rate(first.rating, second.rating, draw=winner == "draw")
         teacher.matches += 1
         student.matches += 1
-        rows.append(dict(step=step, teacher=teacher.name, student=student.name, expected=expected,
-                         solve_rate=solve_rate, winner=winner,
-                         brier=None if solve_rate is None else (expected - solve_rate) ** 2,
-                         teacher_mu=teacher.rating.mu, student_mu=student.rating.mu))
+        rows.append(dict(
+            step=step,
+            teacher=teacher.name,
+            student=student.name,
+            expected=expected,
+            solve_rate=solve_rate,
+            winner=winner,
+            brier=None if solve_rate is None else (expected - solve_rate) ** 2,
+            teacher_mu=teacher.rating.mu,
+            student_mu=student.rating.mu))
     return rows
 
 
-def make_child(setup: Setup, birth: evolve.Birth, *key: int) -> float:
+# --- evolution ----------------------------------------------------------------------------------------------
+
+Key = tuple[int, ...]               # (seed, step, phase, role, number of the victim): of selfplay.make_rng
+
+
+def make_child(setup: Setup, birth: evolve.Birth, key: Key) -> float:
     """Write a child over its victim, drawn by the key, in all processes. Returns its norm ratio."""
     gen = torch.Generator().manual_seed(selfplay.make_rng(*key).getrandbits(60))
-    # a GPU's linear algebra must not divide the processes: process 0 makes the child for all
+    # A GPU's linear algebra must not divide the processes: process 0 makes the child for all.
     ratio = setup.ranks.broadcast(lambda: evolve.apply_operator(setup.adapters, birth, gen))
     setup.ranks.broadcast_member(setup.adapters, birth.victim.slot)
     return ratio
 
 
-def try_litter(setup: Setup, archive: Archive, litter: list[evolve.Birth], step: int,
-               *key: int) -> tuple[evolve.Birth | None, float, dict]:
+@dataclasses.dataclass
+class Trial:
+    """Who was best in a litter's trial, and what the trial was."""
+    birth: evolve.Birth | None      # None: no child was better than the victim, which stays
+    norm_ratio: float               # of that child
+    told: dict                      # the trial as genealogy.jsonl tells it
+
+
+def try_litter(setup: Setup, archive: Archive, litter: list[evolve.Birth], step: int, key: Key) -> Trial:
     """Let a victim and the children that could replace it attempt the same tasks. Whoever solves most of them
-    is in the slot then, the victim where no child is better. Returns the child's birth (None: the victim
-    stays), its norm ratio, and the trial as genealogy.jsonl tells it."""
-    adapters, slot = setup.adapters, litter[0].victim.slot
-    tasks = archive.sample(setup.task_types, selfplay.N_TRIAL, selfplay.make_rng(*key, 0))
-    best, ratio, factors = None, 0.0, adapters.factors(slot)
-    highest, tokens = selfplay.trial(setup, tasks, slot, step)
-    told = dict(n_tasks=len(tasks), victim=highest, children=[])
+    is in the slot then, the victim where no child is better."""
+    adapters = setup.adapters
+    slot = litter[0].victim.slot
+    tasks = archive.sample(setup.cfg.task_types, selfplay.N_TRIAL, selfplay.make_rng(*key, 0))
+    highest, n_tokens = selfplay.trial(setup, tasks, slot, step)
+    best = Trial(None, 0.0, dict(n_tasks=len(tasks), victim=highest, children=[]))
+    factors = adapters.factors(slot)                # of the best so far: each child is made in the same slot
     for number, birth in enumerate(litter):
-        # the first one is the child of a run without trials; key 1 draws a child's rate
-        norm_ratio = make_child(setup, birth, *key, *([1 + number] if number else []))
-        solved, n_tokens = selfplay.trial(setup, tasks, slot, step)
-        tokens += n_tokens
-        parents = [m.name for m in birth.parents]
-        told["children"].append(dict(operator=birth.operator, parents=parents, solved=solved))
+        child_key = key                             # the first one is the child of a run without trials
+        if number > 0:
+            child_key = (*key, 1 + number)          # (*key, 1) draws a child's rate
+        norm_ratio = make_child(setup, birth, child_key)
+        solved, tokens = selfplay.trial(setup, tasks, slot, step)
+        n_tokens += tokens
+        parents = [parent.name for parent in birth.parents]
+        best.told["children"].append(dict(operator=birth.operator, parents=parents, solved=solved))
         if solved > highest:
-            best, highest, ratio, factors = birth, solved, norm_ratio, adapters.factors(slot)
+            highest = solved
+            best.birth, best.norm_ratio = birth, norm_ratio
+            factors = adapters.factors(slot)
     adapters.set_factors(slot, factors)
-    return best, ratio, told | dict(tokens=tokens)
+    best.told["tokens"] = n_tokens
+    return best
 
 
-def evolve_population(setup: Setup, state: State, adam: Adam, step: int) -> list[dict]:
-    """Replace the weakest of each role by children, in LoRA weight space; lines of genealogy.jsonl."""
-    cfg, system, rows = setup.cfg, RATINGS[setup.cfg.rating](), []
+def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
+    """Every --evolve-every steps, replace the weakest of each role by children, in LoRA weight space. Returns
+    lines of genealogy.jsonl."""
+    cfg = setup.cfg
+    if cfg.single or (step + 1) % cfg.evolve_every:
+        return []
+    system = RATINGS[cfg.rating]()
+    rows = []
     for number, role in enumerate(ROLES):
-        if role == "teacher" and (cfg.tasks or cfg.lr and not cfg.lr_teacher):      # silent, or frozen
+        silent = bool(cfg.tasks)
+        frozen = cfg.lr > 0 and cfg.lr_teacher == 0
+        if role == "teacher" and (silent or frozen):
             continue
-        rng = selfplay.make_rng(cfg.seed, step, selfplay.EVOLVE, number)
-        place = {m.name: i for i, m in enumerate(state.members)}
+        key = (cfg.seed, step, selfplay.EVOLVE, number)
         # a teacher's worth shows only in matches: of new valid tasks most has who writes the easiest
         size = cfg.litter if role == "student" else 1
-        litters = evolve.plan(members_of(state.members, role), lambda m: system.fitness(m.rating),
-                              cfg.replace_frac, cfg.grace, step, cfg.evolve, rng, size)
+        litters = evolve.plan(
+            members_of(state.members, role),
+            lambda m: system.fitness(m.rating),
+            cfg.replace_frac,
+            cfg.grace,
+            step,
+            cfg.evolve,
+            selfplay.make_rng(*key),
+            size)
         for i, litter in enumerate(litters):
-            key, birth, trial = (cfg.seed, step, selfplay.EVOLVE, number, i), litter[0], {}
-            victim = birth.victim
-            if size == 1:
-                ratio = make_child(setup, birth, *key)
-            else:
-                birth, ratio, told = try_litter(setup, state.archive, litter, step, *key)
-                state.totals["generated"] += told["tokens"]
-                trial = dict(trial=told)
-            if birth is None:
-                rows.append(dict(step=step, child=None, victim=dataclasses.asdict(victim)) | trial)
-                continue
-            adam.reset(victim.slot)
-            rating = child_rating(system, [parent.rating for parent in birth.parents])
-            child = evolve.newborn(birth, rating, step, cfg.lr_mutate, selfplay.make_rng(*key, 1))
-            rows.append(evolve.genealogy(birth, child, ratio) | trial)
-            state.members[place[victim.name]] = child
+            rows.append(replace_victim(setup, state, litter, size > 1, step, (*key, i)))
     return rows
 
 
-def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, signals: Signals,
-          enough: Callable[[dict], bool] | None = None) -> None:
+def replace_victim(
+    setup: Setup,
+    state: State,
+    litter: list[evolve.Birth],     # of one victim
+    is_tried: bool,                 # whether the children have to be better than the victim
+    step: int,
+    key: Key,
+) -> dict:
+    """Put a child into its victim's slot, with a new optimiser and a rating from its parents. Returns its
+    line of genealogy.jsonl, or the victim's where that one stays."""
+    cfg = setup.cfg
+    victim = litter[0].victim
+    trial = {}
+    if is_tried:
+        tried = try_litter(setup, state.archive, litter, step, key)
+        state.totals["generated"] += tried.told["tokens"]
+        birth, norm_ratio = tried.birth, tried.norm_ratio
+        trial = dict(trial=tried.told)
+    else:
+        [birth] = litter
+        norm_ratio = make_child(setup, birth, key)
+    if birth is None:
+        return dict(step=step, child=None, victim=dataclasses.asdict(victim)) | trial
+    state.adam.reset(victim.slot)
+    rating = child_rating(RATINGS[cfg.rating](), [parent.rating for parent in birth.parents])
+    child = evolve.newborn(birth, rating, step, cfg.lr_mutate, selfplay.make_rng(*key, 1))
+    place = [m.name for m in state.members].index(victim.name)
+    state.members[place] = child
+    return evolve.genealogy(birth, child, norm_ratio) | trial
+
+
+# --- the loop -----------------------------------------------------------------------------------------------
+
+def train(setup: Setup, state: State, run: RunDir, signals: Signals, enough: Enough = None) -> None:
     """Steps up to cfg.steps or enough(row). Interrupted leaves the state as before the step."""
-    cfg, base, adapters = setup.cfg, setup.base, setup.adapters
-    learning = cfg                                                  # with micro-batches that fit
-    shows = run.writes and sys.stderr.isatty()
-    bars = {phase: phase if shows else "" for phase in ("propose", "solve", "update")}      # "" = none
-    where = dict(ranks=setup.ranks, desc=bars["update"])
-    monitors = Monitors(run.rows("metrics.jsonl") if run.writes else ())
-    forecast = Forecast(setup)
+    cfg, adapters = setup.cfg, setup.adapters
+    learning = cfg                                  # with micro-batches that fit into memory
+    where = dict(ranks=setup.ranks, desc="update" if setup.shows_bars else "")
+    observers = Observers(Monitors(run.rows("metrics.jsonl") if run.writes else ()), Forecast(setup), enough)
     while state.step < cfg.steps:
         step, clock = state.step, Stopwatch()
 
         # 1. match: every teacher, or --matches of them, draws a student; who plays is on the device
         pairs = selfplay.match(setup, state.members, step)
-        adapters.page_in(m.slot for pair in pairs for m in pair)
+        adapters.page_in(member.slot for pair in pairs for member in pair)
         clock.lap("match")
 
         # 2. propose: teachers write tasks, the verifier says which are valid
-        rollout, proposed = selfplay.propose(setup, state.archive, pairs, step, bars["propose"])
+        rollout, proposed = selfplay.propose(setup, state.archive, pairs, step)
         clock.lap("propose")
         selfplay.verify(setup, state.archive, proposed, step)
         clock.lap("verify")
 
-        # 3. solve: each student attempts the valid tasks of its teachers
-        solved, attempts = selfplay.solve(setup, pairs, proposed, step, bars["solve"])
+        # 3. solve: each student attempts the valid tasks of its teachers; probes ask the same members
+        solved, attempts = selfplay.solve(setup, pairs, proposed, step)
         clock.lap("solve")
-        # members as they were when they proposed and solved
         probes = probe(setup, state.members, state.heldout, state.unseen, proposed, step)
         clock.lap("probe")
 
@@ -174,40 +238,24 @@ def train(setup: Setup, state: State, run: RunDir, adam: Adam, base_hash: str, s
         selfplay.pay_teachers(setup, state.archive, proposed)
         written = [selfplay.teacher_rows(rollout, proposed), selfplay.student_rows(setup, solved, attempts)]
         batch = selfplay.training_batch(setup, written)
-        adv = rl.advantages(batch, learning)
-        objective = rl.Objective(base, adapters, batch, adv, learning)
+        objective = rl.Objective(setup.base, adapters, batch, rl.advantages(batch, cfg), learning)
         first = rl.accumulate(objective, **where)
         with signals:       # a signal may end the first gradient; from here to the checkpoint it waits
-            adam.lr.copy_(torch.tensor(evolve.learning_rates(cfg, state.members, step)))
-            update = rl.update(objective, adam, first, **where)
-            learning = dataclasses.replace(learning, tokens_per_microbatch=update["tokens_per_microbatch"])
+            state.adam.lr.copy_(torch.tensor(evolve.learning_rates(cfg, state.members, step)))
+            update = rl.update(objective, state.adam, first, **where)
+            learning = dataclasses.replace(cfg, tokens_per_microbatch=update["tokens_per_microbatch"])
             clock.lap("update")
             matches = rate(cfg, pairs, proposed, step)
             clock.lap("rate")
-            row = record(setup, state, Step(proposed, batch, adv, update, matches), probes)
+            row = record(setup, state, Step(proposed, batch, objective.adv, update, matches), probes)
             clock.lap("record")
 
             # 5. evolve: the weakest are replaced by children of the others
-            due = (step + 1) % cfg.evolve_every == 0 and not cfg.single
-            births = evolve_population(setup, state, adam, step) if due else []
-            setup.ranks.check_population(adapters, state.members, f"step {step}")
+            births = evolve_population(setup, state, step)
             clock.lap("evolve")
-
-            state.step += 1
-            row["alarms"], begun, notes = setup.ranks.broadcast(lambda: monitors.look(row))
-            # trials have added to the tokens
-            row |= dict(births=[birth["child"] for birth in births if birth["child"]],
-                        tokens_generated=state.totals["generated"], seconds=clock.seconds)
-            tell(run, dict(metrics=[row], tasks=task_rows(proposed, step), matches=matches, genealogy=births),
-                 notes + forecast.look(state, row), cfg.show)
-            # it is asked after the last step, too: callers also use it to look at every row
-            last = (enough is not None and enough(row)) or state.step == cfg.steps
-            if last or state.step % cfg.save_every == 0:
-                save(run, state, setup, adam, base_hash)
-            if last:
+            logs = dict(metrics=[row], tasks=task_rows(proposed, step), matches=matches, genealogy=births)
+            if conclude(setup, state, run, observers, logs, clock):
                 return
-            if names := [name for name in begun if name in cfg.halt_on.split(",")]:
-                raise Halted(f"halted by --halt-on ({names[0]}: {row['alarms'][names[0]]})")
 
 
 def record(setup: Setup, state: State, step: Step, probes: dict) -> dict:
@@ -226,30 +274,77 @@ def record(setup: Setup, state: State, step: Step, probes: dict) -> dict:
     return row
 
 
+@dataclasses.dataclass
+class Observers:
+    """Who looks at every step's line of metrics.jsonl."""
+    monitors: Monitors              # for alarms
+    forecast: Forecast              # for when the run will end
+    enough: Enough                  # for whether it may end now
+
+
+def conclude(
+    setup: Setup,
+    state: State,
+    run: RunDir,
+    observers: Observers,
+    logs: dict[str, list[dict]],    # name of a log -> the step's lines
+    clock: Stopwatch,
+) -> bool:
+    """End a step: complete its line of metrics.jsonl, write its lines, and a checkpoint where one is due.
+    Returns whether the run is over. Raises Halted where an alarm of --halt-on begins, and UserError where the
+    processes have gone apart."""
+    cfg, ranks = setup.cfg, setup.ranks
+    ranks.check_population(setup.adapters, state.members, f"step {state.step}")
+    state.step += 1
+    [row] = logs["metrics"]
+    row["alarms"], begun, notes = ranks.broadcast(lambda: observers.monitors.look(row))
+    row["births"] = [birth["child"] for birth in logs["genealogy"] if birth["child"]]
+    row["tokens_generated"] = state.totals["generated"]         # once more: trials have added to it
+    row["seconds"] = clock.seconds
+    tell(run, logs, notes + observers.forecast.look(state, row), cfg.show)
+    if state.step % cfg.save_every == 0:
+        save(run, state, setup)
+    # it is asked after the last step, too: callers also use it to look at every row
+    if observers.enough and observers.enough(row) or state.step == cfg.steps:
+        return True
+    for name in begun:
+        if name in cfg.halt_on:
+            raise Halted(f"halted by --halt-on ({name}: {row['alarms'][name]})")
+    return False
+
+
 def tell(run: RunDir, logs: dict[str, list[dict]], notes: list[str], n_shown: int) -> None:
     """A step's lines in the run's logs and on the terminal."""
     for name, rows in logs.items():
         run.append(f"{name}.jsonl", rows)
     if run.writes:
         print(line(logs["metrics"][0]), flush=True)
-        for words in [*map(format_task, first_of_each(logs["tasks"], n_shown)), *notes]:
+        shown = [format_task(row) for row in first_of_each(logs["tasks"], n_shown)]
+        for words in shown + notes:
             print_safely(words)
 
+
+# --- a whole run --------------------------------------------------------------------------------------------
 
 def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
     """Write down what runs where, and print the table's head. cfg: with sizes as asked, not as fitted."""
     ranks = setup.ranks
-    run.write_json("config.json", dataclasses.asdict(cfg))
-    started = run.started()
+    run.write_json("config.json", flags_of(cfg))
     env = environment(cfg, ranks, setup.sandbox)
-    run.write_json("env.json", env | (dict(started=started) if started else {}))
-    who = ", ".join(f"{len(members_of(state.members, role))} {role}s" for role in ROLES)
-    print(f"{run.path}: {who}{' in one adapter' if cfg.single else ''} on {cfg.base}, steps {state.step} to "
-          f"{cfg.steps}, {ranks.world} process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")
+    started = run.started()
+    if started:                                 # a resumed run's first day stays
+        env["started"] = started
+    run.write_json("env.json", env)
+    counts = []
+    for role in ROLES:
+        counts.append(f"{len(members_of(state.members, role))} {role}s")
+    adapters = " in one adapter" if cfg.single else ""
+    print(f"{run.path}: {', '.join(counts)}{adapters} on {cfg.base}, steps {state.step} to {cfg.steps}, "
+          f"{ranks.world} process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")
     print(HEADER, flush=True)
 
 
-def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
+def main(cfg: Config, enough: Enough = None) -> RunDir:
     """A whole run. Raises UserError, or Interrupted after saving.
 
     enough(row) is called after every step, the last one included, with its line of metrics.jsonl; the run
@@ -257,6 +352,7 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
     """
     ranks = Ranks.join(cfg.device)
     with contextlib.ExitStack() as stack:
+        # What can fail here fails in all processes at once: none is left waiting for another.
         cfg, base = ranks.together(lambda: prepare(cfg, ranks))
         alone = ranks.rank == 0
         sandbox = ranks.together(lambda: open_sandbox(cfg.verifier, cfg.prompt_format) if alone else None)
@@ -264,15 +360,17 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
         run, resuming = open_run(cfg, ranks)
         before = config_of_run(run.config(), run.path) if resuming else cfg
         cfg, base = keep_date(cfg, base, before.date, ranks)
-        if resuming and (changed := differing(vars(before), vars(cfg), FREE)):
+        changed = differing(flags_of(before), flags_of(cfg), FREE) if resuming else []
+        if changed:
             raise UserError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
-                             "leave these flags out, or give another --name")
-        setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
+                            "leave these flags out, or give another --name")
+
+        setup, adam = populate(cfg, base, ranks, sandbox, shows_bars=run.writes and sys.stderr.isatty())
         frozen = hash_base(base, ranks)
         if resuming:
-            state = restore(run, cfg, setup, adam, base_hash, run.steps()[-1])
+            state = restore(run, setup, adam, run.steps()[-1])
         else:
-            state = init_state(cfg, setup, base_hash)
+            state = init_state(setup, adam)
         if state.step >= cfg.steps:
             if run.writes:
                 print(f"{run.path}: already at step {state.step} of {cfg.steps}: nothing to do")
@@ -280,13 +378,14 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
         ranks.check_population(setup.adapters, state.members, f"before step {state.step}")
         if run.writes:
             begin(run, cfg, state, setup)
+
         signals = Signals(patient=ranks.rank > 0).install()
         stack.callback(signals.restore)
         try:
-            train(setup, state, run, adam, base_hash, signals, enough)
+            train(setup, state, run, signals, enough)
+            save_once(run, state, setup)
         except Interrupted as e:
-            if state.step not in run.steps():
-                save(run, state, setup, adam, base_hash)
+            save_once(run, state, setup)
             if run.writes:
                 print(f"{e}: saved before step {state.step}; go on with --resume {run.path}", file=sys.stderr)
             if isinstance(e, Halted):       # torchrun ends all when one leaves: first the checkpoint
@@ -301,6 +400,12 @@ def main(cfg: Config, enough: Callable[[dict], bool] | None = None) -> RunDir:
             print(summary(run.rows("metrics.jsonl")))
             print(f"everything lies in {run.path}; python -m report {run.path} draws it")
     return run
+
+
+def save_once(run: RunDir, state: State, setup: Setup) -> None:
+    """A checkpoint of this state, unless there is one."""
+    if state.step not in run.steps():
+        save(run, state, setup)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def n_with(proposed: list[ProposalRecord], reason: str, verdict: str) -> int:
 def measures(cfg: Config, prompt_format: str, adapters: Adapters, state: State, step: Step) -> dict:
     """The step's line of metrics.jsonl, except probes and seconds: overall, per task type and per member."""
     archive = state.archive
-    by_kind = {kind: [] for kind in cfg.task_types.split(",")}
+    by_kind = {kind: [] for kind in cfg.task_types}
     for p in step.proposed:
         by_kind[p.kind].append(p)
     described, baseline = {}, {}

@@ -20,7 +20,6 @@ from config import Config
 from evolve import ROLES, Member, member_order, spread
 from infra.errors import demand
 from infra.files import demand_fields, json_object
-from lora import Adapters
 from rl import Adam
 from run.directory import LOGS, RunDir
 from selfplay import ProposalRecord, Setup
@@ -57,6 +56,7 @@ class State:
     heldout: list[Task]                 # of the types that the run plays
     unseen: list[Task]                  # held-out tasks of types that it does not play
     totals: dict[str, int]              # tokens generated and trained so far
+    adam: Adam
 
 
 # --- the state before step 0 --------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def founders(cfg: Config) -> list[Member]:
     --teachers of --pop are teachers, the others students; a role that somebody adds has as many as these."""
     members = []
     new_rating = RATINGS[cfg.rating]().new
-    types = cfg.task_types.split(",")
+    types = cfg.task_types
     for number, role in enumerate(ROLES):
         rng = selfplay.make_rng(cfg.seed, -1, selfplay.INIT, number)
         factor = cfg.lr_spread
@@ -83,22 +83,24 @@ def founders(cfg: Config) -> list[Member]:
     return members
 
 
-def init_state(cfg: Config, setup: Setup, base_hash: str = "") -> State:
+def init_state(setup: Setup, adam: Adam) -> State:
     """The state before step 0: fresh members (or --init), the archive's seeds, the held-out tasks."""
-    init_adapters(cfg, setup.adapters, base_hash)
+    cfg = setup.cfg
+    init_adapters(setup)
     archive = seeded_archive(setup)
     heldout, unseen = [], []
-    for task in held_out(cfg, setup):
-        if task.kind in setup.task_types:
+    for task in held_out(setup):
+        if task.kind in cfg.task_types:
             heldout.append(task)
         else:
             unseen.append(task)
-    return State(0, founders(cfg), archive, heldout, unseen, dict(generated=0, trained=0))
+    return State(0, founders(cfg), archive, heldout, unseen, dict(generated=0, trained=0), adam)
 
 
-def held_out(cfg: Config, setup: Setup) -> list[Task]:
+def held_out(setup: Setup) -> list[Task]:
     """The tasks of --heldout, else of the file beside the base's weights, if any: the first of each type. Of
     CRUXEval the validation split, so that a claim can be made on the other one after the run."""
+    cfg = setup.cfg
     path = Path(cfg.heldout or setup.base.path / HELD_OUT)
     if cfg.heldout == CRUXEVAL and not path.exists():
         path = cruxeval.FILE
@@ -113,24 +115,25 @@ def held_out(cfg: Config, setup: Setup) -> list[Task]:
         for kind in cruxeval.KINDS.values():
             run = functools.partial(selfplay.run_jobs, setup)
             tasks += cruxeval.tasks_of(rows, kind, cfg.dedupe, run).values()
-        return first_of_types(tasks, cfg.n_heldout, setup.task_types)
-    given = first_of_types(read_tasks(path), cfg.n_heldout, setup.task_types)
+        return first_of_types(tasks, cfg.n_heldout, cfg.task_types)
+    given = first_of_types(read_tasks(path), cfg.n_heldout, cfg.task_types)
     return selfplay.make_tasks(setup, given, cfg.heldout or "the base's held-out tasks")
 
 
 def seeded_archive(setup: Setup) -> Archive:
     """The archive that a run begins with. Raises UserError for a seed that is no valid task."""
     cfg = setup.cfg
-    archive = Archive(list(setup.task_types))
-    given = seeds(cfg, setup.task_types)
+    archive = Archive(list(cfg.task_types))
+    given = seeds(cfg)
     for task in selfplay.make_tasks(setup, given, cfg.seed_tasks or "seed"):
         structure = TASK_TYPES[task.kind].structure(task.program)
         archive.add(dataclasses.replace(task, id=archive.n_added), structure)
     return archive
 
 
-def init_adapters(cfg: Config, adapters: Adapters, base_hash: str) -> None:
+def init_adapters(setup: Setup) -> None:
     """Fresh adapters, or those of --init. Raises UserError where these are more or fewer than members."""
+    cfg, adapters = setup.cfg, setup.adapters
     if not cfg.init:
         for slot in range(adapters.n_members):
             seed = selfplay.make_rng(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60)
@@ -141,19 +144,19 @@ def init_adapters(cfg: Config, adapters: Adapters, base_hash: str) -> None:
     demand(len(given) == adapters.n_members,
            f"--init {cfg.init} holds {len(given)} adapters for {adapters.n_members} members")
     for slot, path in enumerate(given):
-        load_peft(adapters, slot, path, base_hash)
+        load_peft(adapters, slot, path, setup.base_hash)
 
 
-def seeds(cfg: Config, task_types: tuple[str, ...]) -> list[Proposal]:
+def seeds(cfg: Config) -> list[Proposal]:
     """What the archive begins with: --seed-tasks or the identity program, and the own examples of types that
     have no task there. Raises UserError for a file without tasks."""
     proposals = read_tasks(cfg.seed_tasks) if cfg.seed_tasks else [IDENTITY]
     demand(proposals,
            f"--seed-tasks {cfg.seed_tasks} holds no tasks: give at least one, or leave it out")
     given = {p.kind for p in proposals}
-    if has_code(task_types) and not has_code(given):
+    if has_code(cfg.task_types) and not has_code(given):
         proposals.append(IDENTITY)
-    for kind in task_types:
+    for kind in cfg.task_types:
         own = TASK_TYPES[kind].seed
         if own and kind not in given:
             proposals.append(own)
@@ -219,21 +222,21 @@ def task_of(row: dict) -> Task:
 
 # --- written and read back ----------------------------------------------------------------------------------
 
-def save(run: RunDir, state: State, setup: Setup, adam: Adam, base_hash: str) -> None:
+def save(run: RunDir, state: State, setup: Setup) -> None:
     """Checkpoint of the state before `state.step`: PEFT directories, optimiser, metadata; never the base."""
-    n_learned = adam.steps.tolist()
+    n_learned = state.adam.steps.tolist()
 
     def fill(directory: Path) -> None:
         """The tensors; run.save adds the metadata and makes the whole appear at once."""
         (directory / OPTIMIZER).mkdir()
         for slot, name in slots(state.members).items():
-            save_peft(setup.adapters, slot, directory / name, setup.cfg.base, base_hash)
+            save_peft(setup.adapters, slot, directory / name, setup.cfg.base, setup.base_hash)
             if n_learned[slot]:
-                tensors = {key: x.contiguous() for key, x in adam.state_dict(slot).items()}
+                tensors = {key: x.contiguous() for key, x in state.adam.state_dict(slot).items()}
                 save_file(tensors, directory / OPTIMIZER / f"{name}.safetensors")
 
     metadata = dict(
-        base_files=base_hash,
+        base_files=setup.base_hash,
         totals=state.totals,
         optimizer_steps=n_learned,
         members=as_rows(state.members),
@@ -298,10 +301,10 @@ def archive_at(run: RunDir, metadata: dict, task_types: Iterable[str]) -> Archiv
     return archive
 
 
-def restore(run: RunDir, cfg: Config, setup: Setup, adam: Adam, base_hash: str,
-            step: int) -> State:
+def restore(run: RunDir, setup: Setup, adam: Adam, step: int) -> State:
     """The state of checkpoint step_`step`; adapters and optimiser are filled in place, the logs of a run that
     writes are cut back to it. Raises UserError for another base, a damaged checkpoint or shorter logs."""
+    cfg, base_hash = setup.cfg, setup.base_hash
     members, metadata = members_at(run, step)
     steps = metadata["optimizer_steps"]
     fits = places(members) == places(founders(cfg)) and len(steps) == setup.adapters.n_members
@@ -309,7 +312,7 @@ def restore(run: RunDir, cfg: Config, setup: Setup, adam: Adam, base_hash: str,
            f"remove all of step_{step} to go on from an earlier one")
     demand(metadata["base_files"] == base_hash, f"{run.path} was trained on another base than {cfg.base} is "
            "here: pass the --base that it was started with")
-    archive = archive_at(run, metadata, setup.task_types)
+    archive = archive_at(run, metadata, cfg.task_types)
 
     adam.steps.copy_(torch.tensor(steps))
     for slot, name in slots(members).items():
@@ -318,7 +321,7 @@ def restore(run: RunDir, cfg: Config, setup: Setup, adam: Adam, base_hash: str,
             run.read(f"step_{step}/{OPTIMIZER}/{name}.safetensors",
                      lambda path: adam.load_state_dict(slot, load_file(path)))
     run.truncate_logs(metadata["logs"])
-    return State(step, members, archive, metadata["heldout"], metadata["unseen"], metadata["totals"])
+    return State(step, members, archive, metadata["heldout"], metadata["unseen"], metadata["totals"], adam)
 
 
 def places(members: list[Member]) -> list[tuple[str, int]]:

@@ -58,11 +58,10 @@ class FactorCount:
 def count_factors(cfg: Config, model: Model, n_members: int) -> FactorCount:
     """The numbers in the factors of so many members."""
     count = FactorCount()
-    targets = cfg.lora_targets.split(",")
     for fused in model.fused_linears():
         width = fused.layers[0].in_features + sum(fused.sizes)
         for layer in fused.layers:
-            if layer.path.rsplit(".")[-1] in targets:
+            if layer.path.rsplit(".")[-1] in cfg.lora_targets:
                 count.n_adapted += 1
                 count.n += n_members * cfg.rank * (layer.in_features + layer.out_features)
                 count.joint += n_members * cfg.rank * width

@@ -13,7 +13,7 @@ from types import FrameType
 
 import torch
 
-from config import Config, resolve_config
+from config import Config, flags_of, resolve_config
 from infra.distributed import Ranks
 from infra.errors import Interrupted
 from verifier import PortableVerifier, Sandbox
@@ -111,10 +111,10 @@ def environment(cfg: Config, ranks: Ranks, sandbox: Sandbox | PortableVerifier) 
     device = f"CPU, {os.cpu_count()} cores"
     if ranks.device.type == "cuda":
         device = torch.cuda.get_device_name()
-    usual = resolve_config(Config(), cfg.prompt_format, ranks.device.type)
+    usual = flags_of(resolve_config(Config(), cfg.prompt_format, ranks.device.type))
     flags = {}
     for f in dataclasses.fields(cfg):
-        flags[f.name] = [getattr(usual, f.name), f.metadata["help"]]
+        flags[f.name] = [usual[f.name], f.metadata["help"]]
     now = datetime.datetime.now(datetime.timezone.utc)
     return dict(
         started=now.isoformat(timespec="seconds"),

@@ -183,8 +183,8 @@ def try_out(cfg: Config, ranks: Ranks) -> str:
     cfg, base = prepare(cfg, ranks)
     cfg, base = keep_date(cfg, base, "", ranks)
     with open_sandbox(cfg.verifier, cfg.prompt_format) as sandbox:
-        setup, _, _ = populate(cfg, base, ranks, sandbox)
-        state = init_state(setup.cfg, setup)
+        setup, adam = populate(cfg, base, ranks, sandbox)
+        state = init_state(setup, adam)
         found = trial(setup, state)
     whole = found.until_end(setup.cfg, 0)
     return (f"by a trial a step takes {told(found.step)}, a probe {told(found.probe)}: {cfg.steps} steps "
@@ -192,26 +192,25 @@ def try_out(cfg: Config, ranks: Ranks) -> str:
 
 
 def populate(cfg: Config, base: Base, ranks: Ranks,
-             sandbox: Sandbox | PortableVerifier | None) -> tuple[Setup, Adam, str]:
-    """What stays the same during a run, with the members' adapters in it and sizes that fit this machine,
-    their optimiser, and the hash of the base's files."""
-    task_types = tuple(cfg.task_types.split(","))
+             sandbox: Sandbox | PortableVerifier | None, shows_bars: bool = False) -> tuple[Setup, Adam]:
+    """What stays the same during a run, with the members' adapters in it and sizes that fit this machine, and
+    their optimiser."""
     if cfg.tasks:
-        given = read_given(cfg.tasks, task_types)       # complains before anything slow
+        given = read_given(cfg.tasks, cfg.task_types)       # complains before anything slow
         compared = cfg.litter > 1 and cfg.tasks != FRESH
         demand(not compared or len(set(given)) > 1, f"--litter {cfg.litter} compares children on the run's "
                f"tasks, and --tasks {cfg.tasks} holds only one: give more tasks, or leave --litter out")
-    targets = cfg.lora_targets.split(",")
     pages = cfg.matches > 0                             # members wait outside of the device's memory
-    adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, targets, ranks.device, pages)
+    adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, cfg.lora_targets,
+                           ranks.device, pages)
     adam = Adam(adapters, learning_rates(cfg, founders(cfg), 0))
     free = free_memory(ranks.device)
     cfg = fitted(cfg, base.model.cfg, base.model.embedding.dtype, n_on_device(cfg), free)
     n_rows = ranks.all_reduce_min(cfg.rollout_batch)    # the same in all processes
     cfg = dataclasses.replace(cfg, rollout_batch=n_rows)
     limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
-    setup = Setup(cfg, base, adapters, ranks, sandbox, limits, task_types)
-    return setup, adam, ranks.broadcast(lambda: files_hash(base.path))
+    base_hash = ranks.broadcast(lambda: files_hash(base.path))
+    return Setup(cfg, base, adapters, ranks, sandbox, limits, base_hash, shows_bars), adam
 
 
 def hash_base(base: Base, ranks: Ranks) -> str:
@@ -229,6 +228,6 @@ def opened(path: str, device: str = "auto",
     cfg = for_new_tasks(config_of_run(run.config(), run.path), **changes)
     cfg, base = prepare(cfg, ranks)
     with open_sandbox(cfg.verifier, cfg.prompt_format) as sandbox:
-        setup, adam, base_hash = populate(cfg, base, ranks, sandbox)
+        setup, adam = populate(cfg, base, ranks, sandbox)
         last = run.steps()[-1]
-        yield setup, restore(run, cfg, setup, adam, base_hash, last)
+        yield setup, restore(run, setup, adam, last)

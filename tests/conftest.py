@@ -78,15 +78,14 @@ def sandbox():
 @pytest.fixture
 def setup(base, sandbox, population):
     """setup(**switches) -> selfplay.Setup of two teachers and two students, all different from the base."""
-    from config import Config, resolve_config
+    from config import config_of, resolve_config
     from infra.distributed import Ranks
     from selfplay import Setup
     from tasks.validation import Limits
 
     def make(**switches) -> Setup:
         sizes = dict(pop=4, n_prompts=1, proposals_per_prompt=3, samples_per_task=2, max_new_tokens=32)
-        cfg = resolve_config(Config(**sizes | switches), base.prompt_format)
+        cfg = resolve_config(config_of(sizes | switches), base.prompt_format)
         adapters, ranks = population(base, 4, rank=2, b_std=0.01), Ranks(0, 1, torch.device("cpu"))
-        task_types = tuple(cfg.task_types.split(","))
-        return Setup(cfg, base, adapters, ranks, sandbox, Limits.for_format("micro"), task_types)
+        return Setup(cfg, base, adapters, ranks, sandbox, Limits.for_format("micro"))
     return make

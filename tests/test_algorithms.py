@@ -13,7 +13,7 @@ from rl import Adam
 
 # As in the papers, but no ratio of CISPO comes to 5 here, and all of GSPO leave so narrow an interval.
 INTERVALS = {"gspo": (0.9, 1.2), "dapo": (0.8, 1.28), "cispo": (0.0, 1.2)}
-OTHER_CLIPS = {"gspo": dict(clip="0.1,0.2"), "cispo": dict(clip="1,0.2")}
+OTHER_CLIPS = {"gspo": dict(clip=(0.1, 0.2)), "cispo": dict(clip=(1, 0.2))}
 
 
 def hand_batch() -> rl.Batch:

@@ -38,7 +38,7 @@ def test_the_default_shown_is_the_one_in_force(f):
             shown |= dict.fromkeys(names.split(", "), value)
     for preset in presets:
         real = presets[preset].get(f.name, f.default)
-        assert shown[preset] == ("" if real is None or real is False else str(real)), preset
+        assert shown[preset] == ("" if real is None or real is False else config.text_of(real)), preset
 
 
 @pytest.mark.parametrize("prompt_format", config.PRESETS)
@@ -56,7 +56,7 @@ def test_an_algorithm_fills_in_what_is_not_given(algo):
     preset = config.ALGORITHMS[algo]
     assert len(preset) == 5 and set(preset) == set(config.ALGORITHMS["grpo"])
     assert list(config.ALGORITHMS.values()).count(preset) == 1
-    for given in {}, dict(token_weight="row", clip="0.1,0.5"):
+    for given in {}, dict(token_weight="row", clip=(0.1, 0.5)):
         cfg = vars(config.resolve_config(config.Config(algo=algo, **given), "micro"))
         assert {name: cfg[name] for name in preset} == preset | given
 
@@ -77,10 +77,23 @@ def test_ranges(f):
     (dict(rank=None), "--rank None: give"), (dict(matching="best"), "--matching 'best': give one of pfsp, "),
     (dict(lr=float("nan")), "--lr nan: give a number in"), (dict(pop=[]), r"--pop \[\]: give")])
 def test_a_damaged_config_of_a_run(change, match):
-    saved = dataclasses.asdict(config.resolve_config(config.Config(), "micro"))
-    assert config.config_of_run(saved, "out/x") == config.Config(**saved)
-    with pytest.raises(UserError, match=rf"config.json of out/x is damaged: {match}"):
+    cfg = config.resolve_config(config.Config(), "micro")
+    saved = config.flags_of(cfg)
+    assert config.config_of_run(saved, "out/x") == cfg
+    with pytest.raises(UserError, match=rf"config.json of out/x is damaged \({match}"):
         config.config_of_run(saved | change, "out/x")
+
+
+def test_flags_with_several_values_are_tuples_and_text_on_the_disk():
+    """Parsed once: what runs sees tuples. config.json holds what the command line holds, as older runs wrote it."""
+    cfg = config.resolve_config(config.parse_args(None, ["--lr-decay", "12,25,.15", "--halt-on", "escape,flat"]), "chat")
+    assert (cfg.lr_decay, cfg.halt_on, cfg.clip) == ((12, 25, 0.15), ("escape", "flat"), (0.2, 0.2))
+    assert cfg.task_types == ("code_o", "code_i", "code_f") and config.Config().halt_on == ()
+    flags = config.flags_of(cfg)
+    assert (flags["lr_decay"], flags["clip"], flags["task_types"]) == ("12,25,0.15", "0.2,0.2", "code_o,code_i,code_f")
+    assert config.config_of(flags) == cfg == config.config_of_run(flags | dict(lr_decay="12,25,.15"), "out/x")
+    with pytest.raises(UserError, match="--task-types 'code_o': give a tuple"):
+        config.resolve_config(config.Config(task_types="code_o"), "micro")
 
 
 NICHES = dict(niches=True, task_types="code_o,code_i")
@@ -102,4 +115,4 @@ NICHES = dict(niches=True, task_types="code_o,code_i")
     (dict(prompt_format="chat", n_few_shot=0), "--n-few-shot 0: chat prompts show tasks")])
 def test_flags_that_do_not_agree(flags, match):
     with pytest.raises(UserError, match=match):
-        config.resolve_config(config.Config(**flags), flags.get("prompt_format", "micro"))
+        config.resolve_config(config.config_of(flags), flags.get("prompt_format", "micro"))

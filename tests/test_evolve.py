@@ -101,11 +101,11 @@ def test_outcomes():
 def test_rates_decay_by_the_step_of_the_run():
     """Whole for 2 steps, half way down in the 4th, a fifth from the 6th on; a newborn's as anybody's."""
     members = team("T", 1) + [Member("S9", "student", 1, Rating(), born=3)]
-    cfg = resolve_config(Config(lr=0.5, lr_teacher=1.0, lr_decay="2,6,0.2"), "micro")
+    cfg = resolve_config(Config(lr=0.5, lr_teacher=1.0, lr_decay=(2, 6, 0.2)), "micro")
     rates = [learning_rates(cfg, members, step) for step in range(8)]
     assert [rate for _, rate in rates] == pytest.approx([0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1])
     assert [rate for rate, _ in rates] == pytest.approx([1, 1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
-    constant = resolve_config(Config(lr=1e-3, lr_teacher=3e-3, lr_decay="0,1,1"), "micro")
+    constant = resolve_config(Config(lr=1e-3, lr_teacher=3e-3, lr_decay=(0, 1, 1)), "micro")
     assert learning_rates(constant, members, 10 ** 6) == [3e-3, 1e-3]
 
 

@@ -27,7 +27,7 @@ ROOT = Path(train.__file__).parent
 TINY = dict(name="run", steps=2, pop=6, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,
             evolve_every=1, probe_every=0)
 # A test's run takes the i-th value of each switch, so that as many runs as the longest list has cover them all.
-WITH_CHOICES = [f for f in dataclasses.fields(config.Config) if f.metadata["choices"]]
+WITH_CHOICES = [f for f in dataclasses.fields(config.Config) if f.metadata["choices"] and f.type is str]
 SWITCHES = {f.name: list(f.metadata["choices"]) for f in WITH_CHOICES} | dict(
     task_types=["code_o", "code_i", "code_f", "code_o,code_i,code_f", "math,logic", "code_o,code_i,code_f,math,logic"],
     prompt_format=["auto", "micro"], dtype=["auto", "float32", "auto", "float32", "auto", "auto", "bfloat16"],  # slow on a CPU

@@ -57,7 +57,7 @@ def show_parsed(base: Base, n_new: int = 0) -> None:
     limits = Limits.of_run(cfg, prompt_format, base.tokenizer)
     asked = [kind.propose(prompt_format, [EXAMPLE], make_rng(cfg.seed, 0, PROPOSE), limits),
              kind.solve(prompt_format, TASK, limits)]
-    setup = Setup(cfg, base, None, ALONE, None, limits, (KIND,))
+    setup = Setup(cfg, base, None, ALONE, None, limits)
     _, (proposed, answered) = ask(setup, asked, [-1, -1], 0, PROPOSE, 1, temperature=0.0)
 
     print(f"--- as a teacher of {KIND}, in the prompt format {prompt_format}, it writes\n{proposed}")

@@ -201,7 +201,8 @@ def settled(args: argparse.Namespace) -> Config:
         prompt_format = load_tokenizer(resolve(args.base))[1]
     cfg = resolve_config(cfg, prompt_format)
     args.steps, args.out = cfg.steps, Path(args.out).expanduser().resolve()
-    args.types = common.choose(cfg.task_types, ("code_o", "code_i", "code_f"), "--task-types", "ablation")
+    played = ",".join(cfg.task_types)
+    args.types = common.choose(played, ("code_o", "code_i", "code_f"), "--task-types", "ablation")
 
     every = arms_of(args.pop, args.arm)
     own = [text.partition(":")[0] for text in args.arm]

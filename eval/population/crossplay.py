@@ -68,7 +68,7 @@ def new_tasks(
     archives = []
     for at in (step, run.steps()[-1]):
         _, state = members_at(run, at)
-        archives.append(archive_at(run, state, setup.task_types))
+        archives.append(archive_at(run, state, setup.cfg.task_types))
     archive, whole = archives
     archive.keys |= whole.keys                      # none of them is in the run
     teachers = members_of(members, "teacher")
@@ -107,7 +107,6 @@ def opened_setup(
         ranks=Ranks.join(cfg.device),
         sandbox=sandbox,
         limits=Limits.of_run(cfg, prompt_format, bare.base.tokenizer),
-        task_types=tuple(cfg.task_types.split(",")),
     )
 
 

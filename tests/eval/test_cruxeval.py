@@ -107,15 +107,15 @@ def test_a_run_holds_out_the_validation_split(setup, tmp_path, monkeypatch):
     s = setup(task_types="code_o", n_heldout=2)
     path = write(tmp_path / "some.jsonl")
     validation = [row for row in ROWS if split_of(row["code"]) == "validation"]
-    tasks = held_out(replace(s.cfg, heldout=str(path)), s)
+    tasks = held_out(replace(s, cfg=replace(s.cfg, heldout=str(path))))
     assert [(task.kind, task.program) for task in tasks] == [
         ("code_o", validation[0]["code"]), ("code_o", validation[1]["code"]), ("code_i", validation[0]["code"])]
-    named = replace(s.cfg, heldout="cruxeval")
+    named = replace(s, cfg=replace(s.cfg, heldout="cruxeval"))
     monkeypatch.setattr(cruxeval, "FILE", path)
-    assert held_out(named, s) == tasks
+    assert held_out(named) == tasks
     monkeypatch.setattr(cruxeval, "FILE", tmp_path / "absent.jsonl")
     with pytest.raises(UserError, match="python -m eval.code --self-test --bench cruxeval-o"):
-        held_out(named, s)
+        held_out(named)
 
 
 @pytest.mark.slow

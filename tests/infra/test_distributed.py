@@ -110,8 +110,8 @@ def run_altered(ranks: Ranks, folder: Path, micro_base: Path) -> None:
     """A run in whose second step process 1, which makes neither children nor the hash, changes the last bit of one number."""
     evolve_population, path = train.evolve_population, "model.layers.0.self_attn.v_proj"
 
-    def alter(setup, state, adam, step):
-        births = evolve_population(setup, state, adam, step)
+    def alter(setup, state, step):
+        births = evolve_population(setup, state, step)
         if step == 1 and ranks.rank == 1:
             number = setup.adapters.B[path].detach()[2, :1, 0]
             number.copy_(number.nextafter(torch.ones(1)))

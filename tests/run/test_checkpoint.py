@@ -220,7 +220,7 @@ def restored(flags, tmp_path_factory):
     ranks = train.Ranks.join("cpu")
     cfg, base = startup.prepare(config.parse_args(None, words(**flags(tmp_path_factory.mktemp("none")))), ranks)
     parts = startup.populate(cfg, base, ranks, None)
-    return lambda path: restore(RunDir(path, writes=False), cfg, *parts, STEPS)
+    return lambda path: restore(RunDir(path, writes=False), *parts, STEPS)
 
 
 def gone(path: Path) -> None:

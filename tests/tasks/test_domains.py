@@ -218,4 +218,4 @@ def test_the_pages_task_type_is_played(sortwords, sandbox):
 def test_a_kind_without_template_is_refused_before_the_run(sortwords):
     said = "--task-types sortwords: prompts.py has no template of it for the micro prompt format"
     with pytest.raises(UserError, match=said):
-        config.resolve_config(config.Config(task_types="code_o,sortwords"), "micro")
+        config.resolve_config(config.Config(task_types=("code_o", "sortwords")), "micro")

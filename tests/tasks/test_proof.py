@@ -112,7 +112,7 @@ def test_theories_are_refused_by_name(tmp_path):
             proof.load(str(file))
         assert why in str(caught.value), text[:100]
     with pytest.raises(UserError, match="--theory none.mm: .*bundled are miu.mm, prop.mm"):
-        config.resolve_config(config.Config(task_types="proof", theory="none.mm"), "chat")
+        config.resolve_config(config.Config(task_types=("proof",), theory="none.mm"), "chat")
     assert config.resolve_config(config.Config(theory="none.mm"), "chat"), "without proofs, no theory is read"
 
 
