@@ -21,7 +21,7 @@ from config import Config, Numbers
 from infra.command import leave, parser_of
 from infra.errors import demand, number_from, place
 from infra.files import demand_fields
-from lora import TARGETS, Adapters, Factors
+from lora import TARGETS, Adapters, Factors, name_of
 from operators import BY_NAME, CROSSOVERS, EXACT, MUTATIONS, OPERATORS, adapter_cosines, dw_norm, n_children
 from trueskill_lite import Rating
 from weights import load_peft, read_peft, save_peft
@@ -483,8 +483,7 @@ def module_order(path: str) -> tuple[list[int], int]:
     """A sort key for modules' paths that gives the model's own order. An operator's random numbers go to one
     module after the other, so the order decides what a child looks like."""
     numbers = list(map(int, re.findall(r"\d+", path)))
-    name = path.rsplit(".")[-1]
-    return numbers, TARGETS.index(name)
+    return numbers, TARGETS.index(name_of(path))
 
 
 def cross(

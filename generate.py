@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from tqdm import tqdm
 
 from attention import KVCache, PagedCache, paged_kernel
@@ -35,48 +36,58 @@ class Rollout:
     """N rows, padded on the right: a prompt, then the sampled answer with its end token (absent if cut off).
     Masks come from the lengths, never from tokens. logp[:, t] scores ids[:, t] under what it was drawn
     from."""
-    ids: torch.Tensor                  # (N, T) int64
-    prompt_len: torch.Tensor           # (N,) tokens of the prompt
-    length: torch.Tensor               # (N,) tokens of prompt and answer
-    logp: torch.Tensor                 # (N, T) float32, 0 in the prompt
-    member: torch.Tensor               # (N,) int64, -1 = bare base
+    ids: Tensor                  # (N, T) int64
+    prompt_len: Tensor           # (N,) tokens of the prompt
+    length: Tensor               # (N,) tokens of prompt and answer
+    logp: Tensor                 # (N, T) float32, 0 in the prompt
+    member: Tensor               # (N,) int64, -1 = bare base
 
     @property
-    def n_tokens(self) -> torch.Tensor:
+    def n_tokens(self) -> Tensor:
         """Answer tokens per row (N,)."""
         return self.length - self.prompt_len
 
     @property
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> Tensor:
         """(N, T) true on answer tokens."""
         t = torch.arange(self.ids.shape[1], device=self.ids.device)
         return (t >= self.prompt_len[:, None]) & (t < self.length[:, None])
 
     def answers(self, eos_ids: tuple[int, ...]) -> list[list[int]]:
         """The answers' token ids without end tokens."""
-        rows = zip(self.ids.tolist(), self.prompt_len.tolist(), self.length.tolist())
-        return [[token for token in ids[start:end] if token not in eos_ids] for ids, start, end in rows]
+        found = []
+        for ids, start, end in zip(self.ids.tolist(), self.prompt_len.tolist(), self.length.tolist()):
+            found.append([token for token in ids[start:end] if token not in eos_ids])
+        return found
 
-    def select(self, rows: torch.Tensor) -> "Rollout":
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Rollout":
+        """The same change of every tensor, all of which have a row for each answer."""
+        tensors = {f.name: change(getattr(self, f.name)) for f in fields(self)}
+        return Rollout(**tensors)
+
+    def select(self, rows: Tensor) -> "Rollout":
         """The given rows (n,), cut to their longest."""
-        kept = Rollout(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        kept = self.map(lambda x: x[rows])
         return kept.widened(int(kept.length.max()))
 
-    def to(self, device) -> "Rollout":
+    def to(self, device: torch.device | str) -> "Rollout":
         """The same rows in another device's memory."""
-        return Rollout(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        return self.map(lambda x: x.to(device))
 
     def widened(self, T: int) -> "Rollout":
         """The same rows, padded or cut to T tokens."""
-        missing = (0, T - self.ids.shape[1])
+        missing = (0, T - self.ids.shape[1])            # to the left and right; below 0 F.pad cuts
         return replace(self, ids=F.pad(self.ids, missing), logp=F.pad(self.logp, missing))
 
     @staticmethod
     def cat(parts: list["Rollout"]) -> "Rollout":
         """Join the rows of several rollouts, padding to the longest."""
-        T = max(p.ids.shape[1] for p in parts)
-        parts = [p.widened(T) for p in parts]
-        return Rollout(**{f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Rollout)})
+        T = max(part.ids.shape[1] for part in parts)
+        parts = [part.widened(T) for part in parts]
+        joined = {}
+        for f in fields(Rollout):
+            joined[f.name] = torch.cat([getattr(part, f.name) for part in parts])
+        return Rollout(**joined)
 
 
 @dataclass(frozen=True)
@@ -98,26 +109,35 @@ class SamplingParams:
     desc: str = ""                                  # title of the progress bar; "" = no bar
 
 
-def draw(weight: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+def draw(weight: Tensor, u: Tensor) -> Tensor:
     """Index (B,) where the running sum of weights (B, V) passes u (B,) in [0, 1) times their sum. By the sums
     of blocks, then within one: a card would write and read the running sum of a whole vocabulary."""
     V = weight.shape[1]
     size = min(V, BLOCK)
-    blocks = F.pad(weight, (0, -V % size)).unflatten(1, (-1, size))                     # (B, n, size)
-    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)                               # (B, n)
-    at = u.clamp_max(BELOW_1)[:, None] * ends[:, -1:].float()
-    block = torch.searchsorted(ends.float(), at, right=True).clamp_max(blocks.shape[1] - 1)     # (B, 1)
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, size)).squeeze(1)
-    cdf = F.pad(ends, (1, 0)).gather(1, block) + inside.cumsum(-1, dtype=torch.float64)
+    blocks = F.pad(weight, (0, -V % size)).unflatten(1, (-1, size))     # (B, n, size)
+    n = blocks.shape[1]
+    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)               # (B, n), of the running sum
+    starts = F.pad(ends, (1, 0))                                        # (B, n + 1)
+    at = u.clamp_max(BELOW_1)[:, None] * ends[:, -1:].float()           # (B, 1)
+    block = torch.searchsorted(ends.float(), at, right=True)
+    block = block.clamp_max(n - 1)                                      # (B, 1)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, size))
+    inside = inside.squeeze(1)                                          # (B, size), of each row's block
+    cdf = starts.gather(1, block) + inside.cumsum(-1, dtype=torch.float64)
     index = block * size + torch.searchsorted(cdf.float(), at, right=True)
-    return index.squeeze(1).clamp_max(V - 1)                                            # NaN may pass the end
+    return index.squeeze(1).clamp_max(V - 1)                            # NaN may pass the end
 
 
-def sample(logits: torch.Tensor, temperature: float, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(logits: Tensor, temperature: float, u: Tensor) -> tuple[Tensor, Tensor]:
     """Draw one token per row of logits (B, V) by u (B,) in [0, 1); at temperature 0 take the likeliest.
     Returns ids (B,) and their float32 log-probabilities (B,) when tempered (of greedy ones: untempered)."""
-    logp = (logits.float() / (temperature or 1.0)).log_softmax(-1)
-    ids = draw(logp.exp(), u) if temperature else logits.argmax(-1)
+    logits = logits.float()
+    if temperature:
+        logp = (logits / temperature).log_softmax(-1)
+        ids = draw(logp.exp(), u)
+    else:
+        logp = logits.log_softmax(-1)
+        ids = logits.argmax(-1)
     return ids, logp.gather(1, ids[:, None]).squeeze(1)
 
 
@@ -130,68 +150,103 @@ class DecodeBatch:
     """
 
     def __init__(self, base: Base, adapters: Adapters | None, prompts: Prompts, sampling: SamplingParams):
-        cfg, weight, N = base.model.cfg, base.model.embedding, len(prompts.keys)
-        device, dtype, n, L = weight.device, weight.dtype, sampling.n, sampling.max_new_tokens
-        self.base, self.n, self.L, self.sampling = base, n, L, sampling
-        self.lengths = list(map(len, prompts.ids))
+        cfg = base.model.cfg
+        weight = base.model.embedding
+        device, dtype = weight.device, weight.dtype
+        N = len(prompts.keys)
+        n = sampling.n
+        L = sampling.max_new_tokens
+        self.base = base
+        self.sampling = sampling
+        self.n = n
+        self.L = L
+        self.lengths = list(map(len, prompts.ids))      # of each prompt
         S = max(self.lengths) + L
+
+        # the rows: each prompt once for each answer to it, and a number for each draw
         padded = [ids + [0] * (S + 1 - len(ids)) for ids in prompts.ids]
-        ids, length, member = [send(torch.tensor(of_prompts), device).repeat_interleave(n, 0)
-                               for of_prompts in (padded, self.lengths, prompts.member)]
-        self.rows = Rollout(ids, length, length.clone(), torch.zeros(ids.shape, device=device), member)
-        u = np.stack([np.random.default_rng(key).random(L + 1) for key in prompts.keys])
-        self.u = send(torch.from_numpy(u).float(), device)
+        ids = send(torch.tensor(padded), device).repeat_interleave(n, 0)                # (N, S + 1)
+        length = send(torch.tensor(self.lengths), device).repeat_interleave(n, 0)       # (N,)
+        member = send(torch.tensor(prompts.member), device).repeat_interleave(n, 0)     # (N,)
+        logp = torch.zeros(ids.shape, device=device)
+        self.rows = Rollout(ids, length, length.clone(), logp, member)
+        u = [np.random.default_rng(key).random(L + 1) for key in prompts.keys]
+        self.u = send(torch.from_numpy(np.stack(u)).float(), device)
         self.ends = send(torch.tensor(base.eos_ids), device)
         self.closing = closing_table(base.tokenizer, sampling.closing, cfg.vocab_size, device)
         self.n_matched = torch.zeros_like(length)       # characters of the closing text that a row ends with
 
+        # the places: all idle, t = L
         B = min(N, max(1, sampling.rollout_batch // n) * n)
         kernel = paged_kernel(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, dtype, device)
-        self.paged, sizes = kernel is not None, (cfg, B, S, dtype, device)
-        self.cache = PagedCache(*sizes, kernel) if self.paged else KVCache(*sizes)
-        self.weights = adapters and AdapterWeights(adapters, member, dtype, pages=self.paged)
+        self.paged = kernel is not None
+        if self.paged:
+            self.cache = PagedCache(cfg, B, S, dtype, device, kernel)
+        else:
+            self.cache = KVCache(cfg, B, S, dtype, device)
+        self.weights = None
+        if adapters:
+            self.weights = AdapterWeights(adapters, member, dtype, pages=self.paged)
         self.row = torch.arange(B, device=device)
         self.member = torch.full_like(self.row, -1)
-        self.token, self.position = torch.zeros(2, B, dtype=torch.int64, device=device)
+        self.token = torch.zeros_like(self.row)
+        self.position = torch.zeros_like(self.row)
         self.t = torch.full_like(self.row, L)
         self.stepper = None                             # takes a step while the places stay as they are
 
-    def extend(self, row: torch.Tensor, t: torch.Tensor, logits: torch.Tensor):
+    def route(self, member: Tensor, one_token: bool = False) -> Route | None:
+        """What adds the adapters of rows of these members (B,); None for the bare base."""
+        if self.weights is None:
+            return None
+        return self.weights.route(member, one_token)
+
+    def extend(self, row: Tensor, t: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the next token of rows (n,), which have t (n,) tokens, by logits (n, V): it and the new t.
         What a row draws when it has ended, at t = L, lands in the spare column."""
         rows = self.rows
         token, logp = sample(logits, self.sampling.temperature, self.u[row, t])
         live = t < self.L
-        column = torch.where(live, rows.prompt_len[row] + t, rows.ids.shape[1] - 1)
+        spare = rows.ids.shape[1] - 1
+        column = torch.where(live, rows.prompt_len[row] + t, spare)
         rows.ids[row, column] = token
         rows.logp[row, column] = logp
         rows.length[row] = torch.where(live, column + 1, rows.length[row])
         ended = (token[:, None] == self.ends).any(-1)       # torch.isin of many ends would wait for a GPU
-        if (closing := self.closing) is not None:
-            self.n_matched[row] = n_matched = closing[self.n_matched[row], token].long()
-            ended = ended | (n_matched == len(closing) - 1)
+        if self.closing is not None:
+            n_matched = self.closing[self.n_matched[row], token].long()
+            self.n_matched[row] = n_matched
+            ended = ended | (n_matched == len(self.closing) - 1)
         return token, torch.where(live & ~ended, t + 1, self.L)
 
     def admit(self, prompts: list[int]) -> None:
         """Run these prompts, by number, for n rows each, in the first places that are idle."""
-        model, rows, n, device = self.base.model, self.rows, self.n, self.t.device
-        first = send(torch.tensor(prompts), device) * n             # row of each prompt's first answer
-        ids = rows.ids[first, :max(self.lengths[i] for i in prompts)]                       # padded with 0
+        model, rows, n = self.base.model, self.rows, self.n
+        device = self.t.device
+        first = send(torch.tensor(prompts), device) * n             # (m,) row of each prompt's first answer
+        longest = max(self.lengths[i] for i in prompts)
+        ids = rows.ids[first, :longest]                             # (m, T), padded with 0
         cache = KVCache(model.cfg, *ids.shape, model.embedding.dtype, device)
-        hidden = model(ids, cache=cache, lora=self.weights and self.weights.route(rows.member[first]))
+        hidden = model(ids, cache=cache, lora=self.route(rows.member[first]))
         line = torch.arange(len(ids), device=device)
-        logits = model.logits(hidden[line, rows.prompt_len[first] - 1])
-        source = line.repeat_interleave(n)
-        places = (self.t == self.L).nonzero().squeeze(1)[:len(source)]
-        self.cache.put(places, cache, source)
-        row = (first[:, None] + torch.arange(n, device=device)).flatten()
-        token, t = self.extend(row, torch.zeros_like(row), logits[source])
-        new = dict(row=row, member=rows.member[row], token=token, position=rows.prompt_len[row], t=t)
-        for name, x in new.items():
-            getattr(self, name)[places] = x
-        self.stepper = self.stepper if self.paged else None
+        last = rows.prompt_len[first] - 1
+        logits = model.logits(hidden[line, last])                   # (m, V) of the first answer token
 
-    def keep(self, kept: torch.Tensor) -> None:
+        source = line.repeat_interleave(n)                          # (m n,) the prompt of each row
+        places = (self.t == self.L).nonzero().squeeze(1)
+        places = places[:len(source)]
+        self.cache.put(places, cache, source)
+        row = first[:, None] + torch.arange(n, device=device)
+        row = row.flatten()
+        token, t = self.extend(row, torch.zeros_like(row), logits[source])
+        self.row[places] = row
+        self.member[places] = rows.member[row]
+        self.token[places] = token
+        self.position[places] = rows.prompt_len[row]
+        self.t[places] = t
+        if not self.paged:                      # other members, or another order: it needs another route
+            self.stepper = None
+
+    def keep(self, kept: Tensor) -> None:
         """Drop all places but the given ones (n,)."""
         self.cache.select(kept)
         for name in ("row", "member", "token", "position", "t"):
@@ -215,76 +270,119 @@ class DecodeBatch:
             rows.update(range(prompt * self.n, (prompt + 1) * self.n))
         return rows
 
-    def make_stepper(self):
+    def make_stepper(self) -> Callable[[], None]:
         """What takes a step. In pages rows may come and go between two: the route is made from their members
         within the step. Otherwise it has the route of the rows that are here, and looks at as many slots as
         the furthest row fills."""
         if self.paged:
-            return CUDAGraphRunner(lambda: self.step(self.weights and self.weights.route(self.member)),
-                                   self.base.graphs)
+            return CUDAGraphRunner(lambda: self.step(self.route(self.member)), self.base.graphs)
         self.cache.length = int(self.position.max())
-        route = self.weights and self.weights.route(self.member, one_token=True)
+        route = self.route(self.member, one_token=True)
         return lambda: self.step(route)
+
+    def n_idle(self) -> int:
+        """How many places no row decodes in. Waits for a GPU."""
+        return int((self.t == self.L).sum())
+
+
+# Is shown the rows so far, and the numbers of those that have ended since it was called last
+Watch = Callable[[Rollout, list[int]], None]
 
 
 @torch.inference_mode()
-def decode(base: Base, adapters: Adapters | None, prompts: Prompts, sampling: SamplingParams,
-           watch: Callable[[Rollout, list[int]], None] | None = None) -> Rollout:
+def decode(
+    base: Base,
+    adapters: Adapters | None,
+    prompts: Prompts,
+    sampling: SamplingParams,
+    watch: Watch | None = None,
+) -> Rollout:
     """The rows in this process, wider than the longest: let prompts in where enough rows have ended, the
-    longest first; drop the places of ended rows if no prompt waits and they are many; step; and so on. watch:
-    see `generate`."""
-    batch, n, member = DecodeBatch(base, adapters, prompts, sampling), sampling.n, prompts.member
-    going = set(range(len(prompts.keys)))           # rows that `watch` has not been shown
-    waiting = deque(sorted(range(len(member)), key=lambda i: (-batch.lengths[i], member[i])))
-    with tqdm(total=len(prompts.keys), desc=sampling.desc, leave=False, disable=not sampling.desc) as bar:
+    longest first; drop the places of ended rows if no prompt waits and they are many; step; and so on."""
+    batch = DecodeBatch(base, adapters, prompts, sampling)
+    n, member, N = sampling.n, prompts.member, len(prompts.keys)
+    going = set(range(N))                       # rows that `watch` has not been shown
+    longest_first = sorted(range(len(member)), key=lambda i: (-batch.lengths[i], member[i]))
+    waiting = deque(longest_first)              # numbers of prompts
+    few = 2 if batch.paged else 4               # idle places, a part of all, that may cost: pages cost less
+    with tqdm(total=N, desc=sampling.desc, leave=False, disable=not sampling.desc) as bar:
         while True:
-            idle = batch.t == batch.L
-            B, n_idle = len(idle), int(idle.sum())
-            n_ended = (len(member) - len(waiting)) * n - (B - n_idle)
+            B = len(batch.t)
+            n_idle = batch.n_idle()
+            n_admitted = (len(member) - len(waiting)) * n
+            n_ended = n_admitted - (B - n_idle)
             bar.update(n_ended - bar.n)
             if watch:
-                still = batch.unfinished(waiting) if n_ended > len(prompts.keys) - len(going) else going
+                still = going
+                if n_ended > N - len(going):    # else nothing has ended: finding out which costs a wait
+                    still = batch.unfinished(waiting)
                 watch(batch.rows, sorted(going - still))
                 going = still
-            if waiting and n_idle >= max(n, B / 4):
-                chosen = [waiting.popleft() for _ in range(min(len(waiting), n_idle // n))]
-                chosen.sort(key=member.__getitem__)
-                size = max(1, PREFILL // max(batch.lengths[i] for i in chosen))
-                for at in range(0, len(chosen), size):
-                    batch.admit(chosen[at:at + size])
-                continue
+
+            if waiting and n_idle >= max(n, B / 4):             # one call for several prompts
+                admit_next(batch, waiting, n_idle // n, member)
+                continue                        # their first tokens may have ended rows
             if n_idle == B:
                 batch.stepper = None            # a reference cycle would keep the batch's cache
                 return batch.rows
-            if not waiting and n_idle >= B / (2 if batch.paged else 4):         # idle rows stop costing
-                batch.keep((~idle).nonzero().squeeze(1))
-            batch.stepper = batch.stepper or batch.make_stepper()
-            for _ in range(PATIENCE.get(idle.device.type, 1)):
+            if not waiting and n_idle >= B / few:
+                busy = batch.t < batch.L
+                batch.keep(busy.nonzero().squeeze(1))
+            if batch.stepper is None:
+                batch.stepper = batch.make_stepper()
+            for _ in range(PATIENCE.get(batch.t.device.type, 1)):
                 batch.stepper()
 
 
-def generate(base: Base, adapters: Adapters | None, prompts: Prompts,
-             sampling: SamplingParams = SamplingParams(), ranks: Ranks = ALONE,
-             watch: Callable[[Rollout, list[int]], None] | None = None) -> Rollout:
-    """sampling.n answers to each prompt by its member, dealt out to `ranks`. watch: of one process, is called
-    before each step with the rows so far and the numbers of those that have ended since its last call. Raises
-    UserError."""
+def admit_next(batch: DecodeBatch, waiting: deque[int], n: int, member: list[int]) -> None:
+    """Let the first n of the prompts in that wait, or all if they are fewer, those of a member together: as
+    many at a time as PREFILL allows."""
+    chosen = []
+    while waiting and len(chosen) < n:
+        chosen.append(waiting.popleft())
+    chosen.sort(key=lambda i: member[i])
+    longest = max(batch.lengths[i] for i in chosen)
+    size = max(1, PREFILL // longest)
+    for at in range(0, len(chosen), size):
+        batch.admit(chosen[at:at + size])
+
+
+def generate(
+    base: Base,
+    adapters: Adapters | None,
+    prompts: Prompts,
+    sampling: SamplingParams = SamplingParams(),
+    ranks: Ranks = ALONE,
+    watch: Watch | None = None,         # is called before each step; of one process only
+) -> Rollout:
+    """sampling.n answers to each prompt by its member, dealt out to `ranks`. Raises UserError where a prompt
+    is too long."""
     context = base.model.cfg.max_position_embeddings
-    longest, new, n = max(map(len, prompts.ids)), sampling.max_new_tokens, sampling.n
+    longest = max(map(len, prompts.ids))
+    new = sampling.max_new_tokens
+    n = sampling.n
     if longest + new > context:
         raise UserError(f"a prompt of {longest} tokens and an answer of {new} exceed the base's context of "
                          f"{context}: lower --max-new-tokens or --n-few-shot")
     assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
     assert watch is None or ranks.world == 1
     if ranks.world == 1:
-        return decode(base, adapters, prompts, sampling, watch).select(torch.arange(len(prompts.keys)))
+        rows = decode(base, adapters, prompts, sampling, watch)
+        return rows.select(torch.arange(len(prompts.keys)))
+
+    # Each process takes every world-th prompt; all of them gather the rows, and put them into order.
     dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]
     own = dealt[ranks.rank] or [0]                  # who has nothing to do does another's, and drops it
-    asked = Prompts([prompts.ids[i] for i in own], [prompts.member[i] for i in own],
-                    [prompts.keys[i * n + j] for i in own for j in range(n)])
-    part = decode(base, adapters, asked, sampling).widened(longest + new + 1)
+    ids, member, keys = [], [], []
+    for i in own:
+        ids.append(prompts.ids[i])
+        member.append(prompts.member[i])
+        keys += prompts.keys[i * n:(i + 1) * n]
+    part = decode(base, adapters, Prompts(ids, member, keys), sampling)
+    part = part.widened(longest + new + 1)          # as wide as everybody's
     sizes = [len(numbers) * n for numbers in dealt]
-    gathered = {f.name: ranks.gather(getattr(part, f.name)[:sizes[ranks.rank]], sizes) for f in fields(part)}
-    place = torch.tensor(sum(dealt, []), device=ranks.device).argsort()
-    order = place[:, None] * n + torch.arange(n, device=ranks.device)
-    return Rollout(**gathered).select(order.flatten())
+    gathered = part.map(lambda x: ranks.gather(x[:sizes[ranks.rank]], sizes))
+    order = torch.tensor(sum(dealt, []), device=ranks.device)       # the prompts as they were gathered
+    place = order.argsort()
+    rows = place[:, None] * n + torch.arange(n, device=ranks.device)
+    return gathered.select(rows.flatten())

@@ -20,19 +20,26 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from infra.errors import demand
 from infra.gpu import send
 
 # The linear layers of a block that can carry adapters, by the names that Hugging Face gives them
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]      # layer path -> A (R, in), B (out, R)
+Factors = dict[str, tuple[Tensor, Tensor]]      # layer path -> A (R, in), B (out, R)
 DENSE = 16                 # members up to which single tokens take the dense product
 
+
+def name_of(path: str) -> str:
+    """A layer's own name: "q_proj" of "model.layers.0.self_attn.q_proj"."""
+    return path.rsplit(".")[-1]
+
+
+# --- the population -----------------------------------------------------------------------------------------
 
 class Adapters:
     """P members' float32 master factors, stacked per layer; `A[path]` (P, R, in), `B[path]` (P, out, R).
@@ -42,31 +49,57 @@ class Adapters:
     `here` (k,) says who they are, in ascending order; write_back brings home what a step has changed.
     """
 
-    def __init__(self, shapes: dict[str, tuple[int, int]], n_members: int, rank: int, alpha: float,
-                 device="cpu", paged: bool = False):
-        self.n_members, self.rank, self.alpha, self.scale = n_members, rank, alpha, alpha / rank
-        self.device, self.paged = torch.device(device), paged
-        zeros = partial(torch.zeros, device="cpu" if paged else device, requires_grad=not paged)
-        self.masters = {path: (zeros(n_members, rank, n_in), zeros(n_members, n_out, rank))
-                        for path, (n_in, n_out) in shapes.items()}
-        self.A = {path: A for path, (A, _) in self.masters.items()}
-        self.B = {path: B for path, (_, B) in self.masters.items()}
+    def __init__(
+        self,
+        shapes: dict[str, tuple[int, int]],             # layer path -> (in, out)
+        n_members: int,
+        rank: int,
+        alpha: float,
+        device: torch.device | str = "cpu",
+        paged: bool = False,
+    ):
+        self.n_members = n_members
+        self.rank = rank
+        self.alpha = alpha
+        self.scale = alpha / rank
+        self.device = torch.device(device)
+        self.paged = paged
+        home = torch.device("cpu") if paged else self.device
+        zeros = partial(torch.zeros, device=home, requires_grad=not paged)
+        self.masters, self.A, self.B = {}, {}, {}
+        for path, (n_in, n_out) in shapes.items():
+            A = zeros(n_members, rank, n_in)
+            B = zeros(n_members, n_out, rank)
+            self.masters[path] = A, B
+            self.A[path] = A                            # the same tensors, unless they are paged
+            self.B[path] = B
         self.here = torch.arange(n_members)
         self.page_in([])
 
     @classmethod
-    def on(cls, model, n_members: int, rank: int, alpha: float, targets=TARGETS, device="cpu",
-           paged: bool = False) -> "Adapters":
+    def on(
+        cls,
+        model: torch.nn.Module,                         # a model.Model
+        n_members: int,
+        rank: int,
+        alpha: float,
+        targets: Iterable[str] = TARGETS,
+        device: torch.device | str = "cpu",
+        paged: bool = False,
+    ) -> "Adapters":
         """Adapters for a model's linear layers whose last name, or whole path, is in targets."""
         shapes = {}
         for path, layer in model.linears().items():
-            if path in targets or path.rsplit(".")[-1] in targets:
+            if path in targets or name_of(path) in targets:
                 shapes[path] = (layer.in_features, layer.out_features)
         return cls(shapes, n_members, rank, alpha, device, paged)
 
-    def parameters(self) -> list[torch.Tensor]:
+    def parameters(self) -> list[Tensor]:
         """All stacked factors on the device, in one fixed order: A then B of each layer."""
-        return [factor[path] for path in self.A for factor in (self.A, self.B)]
+        factors = []
+        for path in self.A:
+            factors += [self.A[path], self.B[path]]
+        return factors
 
     def page_in(self, members: Iterable[int]) -> None:
         """Put copies of these members' masters on the device, in place of those there, where all are not."""
@@ -77,7 +110,7 @@ class Adapters:
             self.A[path] = A[self.here].to(self.device).requires_grad_()
             self.B[path] = B[self.here].to(self.device).requires_grad_()
 
-    def rows(self, members: torch.Tensor) -> torch.Tensor:
+    def rows(self, members: Tensor) -> Tensor:
         """Where these members (n,), all of them on the device, stand in A and B."""
         if not self.paged:
             return members
@@ -86,10 +119,11 @@ class Adapters:
         return torch.searchsorted(here, members)
 
     @torch.no_grad()
-    def write_back(self, members: torch.Tensor) -> None:
+    def write_back(self, members: Tensor) -> None:
         """What a step made of these members' (n,) factors on the device is what they are from now on."""
         if self.paged:
-            home, rows = members.cpu(), self.rows(members)
+            home = members.cpu()                        # rows of the masters
+            rows = self.rows(members)                   # rows on the device
             for path, (A, B) in self.masters.items():
                 A[home] = self.A[path][rows].cpu()
                 B[home] = self.B[path][rows].cpu()
@@ -98,13 +132,17 @@ class Adapters:
     def init_member(self, p: int, gen: torch.Generator) -> None:
         """Fresh member: A Kaiming-uniform (as PEFT), B zero, so that it equals the base bit for bit."""
         for A, B in self.masters.values():
-            bound = 1 / math.sqrt(A.shape[2])                 # kaiming_uniform_(a=sqrt(5)) on (R, in)
-            A[p].copy_(torch.empty(A.shape[1:]).uniform_(-bound, bound, generator=gen))
+            bound = 1 / math.sqrt(A.shape[2])           # kaiming_uniform_(a=sqrt(5)) on (R, in)
+            drawn = torch.empty(A.shape[1:]).uniform_(-bound, bound, generator=gen)     # alike on all devices
+            A[p].copy_(drawn)
             B[p].zero_()
 
     def factors(self, p: int) -> Factors:
         """A copy of member p's factors, detached."""
-        return {path: (A[p].detach().clone(), B[p].detach().clone()) for path, (A, B) in self.masters.items()}
+        copied = {}
+        for path, (A, B) in self.masters.items():
+            copied[path] = A[p].detach().clone(), B[p].detach().clone()
+        return copied
 
     @torch.no_grad()
     def set_factors(self, p: int, factors: Factors) -> None:
@@ -113,21 +151,25 @@ class Adapters:
         odd = min(set(factors) ^ set(self.A), default="")
         demand(not odd, f"adapter covers other layers than this population ({odd}): use the same base and "
                "--lora-targets")
-        for path, (A, B) in factors.items():
-            demand(A.shape == self.A[path].shape[1:] and B.shape == self.B[path].shape[1:], f"adapter {path} "
-                   f"has factors {tuple(A.shape)} and {tuple(B.shape)}: another rank or base than ours")
+        for path, (A, B) in factors.items():            # all of them before the first is written
+            fits = A.shape == self.A[path].shape[1:] and B.shape == self.B[path].shape[1:]
+            demand(fits, f"adapter {path} has factors {tuple(A.shape)} and {tuple(B.shape)}: another rank or "
+                   "base than ours")
             demand(A.isfinite().all() and B.isfinite().all(),
                    f"adapter {path} holds numbers that are not finite: take an earlier one")
         for path, (A, B) in factors.items():
-            self.masters[path][0][p].copy_(A)
-            self.masters[path][1][p].copy_(B)
+            own_a, own_b = self.masters[path]
+            own_a[p].copy_(A)
+            own_b[p].copy_(B)
 
-    def route(self, member: torch.Tensor, dtype: torch.dtype) -> "Route | None":
+    def route(self, member: Tensor, dtype: torch.dtype) -> "Route | None":
         """What a Model takes as `lora` for rows of members (B,) int64, -1 = bare base; None if all are."""
         in_range = member.min() >= -1 and member.max() < self.n_members
         assert in_range, f"member index outside -1..{self.n_members - 1}"
         return AdapterWeights(self, member, dtype).route(member)
 
+
+# --- the factors of a call ----------------------------------------------------------------------------------
 
 class AdapterWeights:
     """The factors of the members that a call needs, at the base's precision, laid out for the products.
@@ -139,18 +181,29 @@ class AdapterWeights:
     With `trains` a backward pass leaves the gradients with copies, and add_gradients passes them on.
     """
 
-    def __init__(self, adapters: Adapters, member: torch.Tensor, dtype: torch.dtype, pages: bool = False,
-                 trains: bool = False):
-        self.adapters, self.dtype, self.pages, self.trains = adapters, dtype, pages, trains
+    def __init__(
+        self,
+        adapters: Adapters,
+        member: Tensor,                                 # (B,) of all rows that will be routed; -1 = base
+        dtype: torch.dtype,
+        pages: bool = False,
+        trains: bool = False,
+    ):
+        self.adapters = adapters
+        self.dtype = dtype
+        self.pages = pages
+        self.trains = trains
         self.device = next(iter(adapters.A.values())).device
         self.present = member[member >= 0].unique()     # where `member` is: on the CPU no GPU is waited for
         self.made = {}                                  # of layers on one input: what `together` returns
         self.copies = []                                # (factor, copy of these members' part)
 
-    def pick(self, factor: torch.Tensor) -> torch.Tensor:
+    def pick(self, factor: Tensor) -> Tensor:
         """These members' part (k, ...) of a stacked factor (P, ...)."""
         rows = self.adapters.rows(self.present)
-        part = factor[send(rows, self.device)] if len(rows) < len(factor) else factor
+        part = factor
+        if len(rows) < len(factor):                     # of all of them no copy is needed
+            part = factor[send(rows, self.device)]
         if self.trains:
             part = part.detach().requires_grad_()
             self.copies.append((factor, part))
@@ -159,27 +212,40 @@ class AdapterWeights:
     def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple | None:
         """Of layers on one input, with these numbers of outputs: A and B; for pages A and a list of (columns
         of the joint output, B). None if none of them has adapters."""
-        if paths in self.made:
-            return self.made[paths]
-        own = {path: slice(end - n, end) for path, end, n in zip(paths, accumulate(sizes), sizes)
-               if path in self.adapters.A}                      # columns of each layer in the joint output
-        As = [self.pick(self.adapters.A[path]) for path in own]
-        Bs = [self.pick(self.adapters.B[path]).transpose(1, 2) for path in own]
-        if own and not self.trains:
+        if paths not in self.made:
+            self.made[paths] = self.laid_out(paths, sizes)
+        return self.made[paths]
+
+    def laid_out(self, paths: tuple[str, ...], sizes: list[int]) -> tuple | None:
+        """What `together` returns, made anew."""
+        columns = []                                    # of each layer with adapters, in the joint output
+        As, Bs = [], []                                 # (k, R, in), (k, R, out)
+        end = 0
+        for path, n_out in zip(paths, sizes):
+            end += n_out
+            if path in self.adapters.A:
+                columns.append(slice(end - n_out, end))
+                As.append(self.pick(self.adapters.A[path]))
+                Bs.append(self.pick(self.adapters.B[path]).transpose(1, 2))
+        if not columns:
+            return None
+        if not self.trains:
             As, Bs = contained(As, Bs)
-        made = None
-        if self.pages and own:
+
+        if self.pages:
             scaled = torch.stack(As) * self.adapters.scale      # else every step would have to multiply
-            made = scaled, [(at, B.contiguous()) for at, B in zip(own.values(), Bs)]
-        elif len(sizes) == 1 and own:
-            made = As[0], Bs[0]
-            if self.dtype != torch.float32 or (self.trains and len(As[0]) < self.adapters.n_members):
-                made = As[0], Bs[0].contiguous()        # else every dense product would copy it
-        elif own:
-            padded = [F.pad(B, (at.start, sum(sizes) - at.stop)) for at, B in zip(own.values(), Bs)]
-            made = torch.cat(As, 1), torch.cat(padded, 1)
-        self.made[paths] = made
-        return made
+            Bs = [B.contiguous() for B in Bs]
+            return scaled, list(zip(columns, Bs))
+        if len(sizes) == 1:
+            [A], [B] = As, Bs
+            was_copied = self.dtype != torch.float32 or (self.trains and len(A) < self.adapters.n_members)
+            if was_copied:
+                B = B.contiguous()                      # else every dense product would copy it
+            return A, B
+        padded = []                                     # (k, R, sum of sizes): 0 in the others' columns
+        for at, B in zip(columns, Bs):
+            padded.append(F.pad(B, (at.start, end - at.stop)))
+        return torch.cat(As, 1), torch.cat(padded, 1)
 
     def add_gradients(self) -> None:
         """Add the copies' gradients to .grad of the stacked factors, in float32."""
@@ -189,22 +255,27 @@ class AdapterWeights:
 
     def can_group(self) -> bool:
         """Whether the grouped product is there for these, and worth its waits on cards but Hopper's."""
-        widths = {n for factor in self.adapters.parameters() for n in factor.shape[1:]}
-        aligned = all(n * self.dtype.itemsize % 16 == 0 for n in widths)
+        for factor in self.adapters.parameters():
+            for width in factor.shape[1:]:
+                if width * self.dtype.itemsize % 16:    # torch.grouped_mm reads 16 bytes at a time
+                    return False
         if self.device.type != "cuda":
-            return aligned
-        at_once = torch.cuda.get_device_capability(self.device)[0] in (9, 10)
-        return aligned and self.dtype == torch.bfloat16 and (at_once or len(self.present) > DENSE)
+            return True
+        major, _ = torch.cuda.get_device_capability(self.device)
+        at_once = major in (9, 10)                      # others compute group after group, and wait for each
+        return self.dtype == torch.bfloat16 and (at_once or len(self.present) > DENSE)
 
-    def route(self, member: torch.Tensor, one_token: bool = False) -> "Route | None":
+    def route(self, member: Tensor, one_token: bool = False) -> "Route | None":
         """As Adapters.route, by the cheapest product for the order of rows of no other members than these."""
         if self.pages:
             return self.static_route(member)
         if not (member >= 0).any():
             return None
-        k, scale = len(self.present), self.adapters.scale
-        n_rows = (member[:, None] == self.present).sum(0)
-        rows = member.argsort(stable=True)[(member < 0).sum():]     # in order, without those of the base
+        k = len(self.present)
+        scale = self.adapters.scale
+        n_rows = (member[:, None] == self.present).sum(0)           # (k,) of each member
+        n_bare = (member < 0).sum()
+        rows = member.argsort(stable=True)[n_bare:]                 # in the order of members
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
         if in_order and (n_rows == n_rows[0]).all():
             return Route(self, partial(equal, k=k, scale=scale))
@@ -212,81 +283,102 @@ class AdapterWeights:
         if one_token and (k <= DENSE or not can_group):
             return self.static_route(member)
         if not can_group:
-            own = [send((member == p).nonzero().squeeze(1), self.device) for p in self.present]
+            own = []                                                # the rows of each member
+            for p in self.present:
+                of_member = (member == p).nonzero().squeeze(1)
+                own.append(send(of_member, self.device))
             return Route(self, partial(looped, own=own, scale=scale))
         ends = send(n_rows.cumsum(0).int(), self.device)            # of each member among rows in order
         rows = None if in_order else send(rows, self.device)
         return Route(self, partial(grouped, ends=ends, rows=rows, scale=scale))
 
-    def static_route(self, member: torch.Tensor) -> "Route | None":
+    def static_route(self, member: Tensor) -> "Route | None":
         """The same by the dense product, without a look at any value: a CUDA graph can hold it."""
-        if not len(self.present):
+        if len(self.present) == 0:
             return None
-        bits = torch.int32 if self.dtype == torch.float32 else torch.int16
-        is_own = (member[:, None] == self.present)[:, None, :, None]                            # (B, 1, k, 1)
+        bits = torch.int16
+        if self.dtype == torch.float32:                         # as wide as a number of the base
+            bits = torch.int32
+        is_own = member[:, None] == self.present                # (B, k)
+        is_own = is_own[:, None, :, None]                       # (B, 1, k, 1)
         own = send(-is_own.to(bits), self.device)               # -1 has all bits set
         if self.pages:
             return Route(self, partial(dense_by_layer, own=own))
         return Route(self, partial(dense, own=own, scale=self.adapters.scale))
 
 
-def contained(As: list[torch.Tensor], Bs: list[torch.Tensor]) -> tuple[list, list]:
+def contained(As: list[Tensor], Bs: list[Tensor]) -> tuple[list, list]:
     """Factors A (k, R, in) and B (k, R, out) of layers on one input, such that all B are finite: `dense` adds
     up those of all members, times 0 for others. A member with NaN or infinity in a B gets NaN for its A: what
     A makes is masked, and its own rows are not finite, as they were."""
-    broken = torch.stack([~B.isfinite().all(2).all(1) for B in Bs]).any(0)[:, None, None]       # (k, 1, 1)
+    whole = [B.isfinite().all(2).all(1) for B in Bs]            # of each layer (k,)
+    broken = ~torch.stack(whole).all(0)
     if not broken.any():
         return As, Bs
-    return [A.masked_fill(broken, torch.nan) for A in As], [B.masked_fill(broken, 0) for B in Bs]
+    broken = broken[:, None, None]
+    As = [A.masked_fill(broken, torch.nan) for A in As]
+    Bs = [B.masked_fill(broken, 0) for B in Bs]
+    return As, Bs
 
+
+# --- the products -------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Route:
     """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member, by
     one of the products below. Without gradients in place: y is fresh from the base's product."""
     weights: AdapterWeights
-    product: Callable
+    product: Callable[..., Tensor]
 
-    def __call__(self, paths: tuple[str, ...], sizes: list[int], x: torch.Tensor, y: torch.Tensor):
+    def __call__(self, paths: tuple[str, ...], sizes: list[int], x: Tensor, y: Tensor) -> Tensor:
         """Outputs y (B, T, sum of sizes) of the layers `paths`, plus the updates of those with adapters."""
         factors = self.weights.together(paths, sizes)
-        return y if factors is None else self.product(*factors, x, y)
+        if factors is None:
+            return y
+        A, B = factors
+        return self.product(A, B, x, y)
 
 
-def equal(A, B, x, y, k: int, scale: float):
+# In what follows A is (k, m R, in), B (k, m R, sum of sizes), x (B, T, in) and y (B, T, sum of sizes).
+
+def equal(A: Tensor, B: Tensor, x: Tensor, y: Tensor, k: int, scale: float) -> Tensor:
     """As many rows a member, in their order: one batched product."""
-    h = torch.bmm(x.reshape(k, -1, x.shape[2]), A.transpose(1, 2))                      # (k, B/k T, m R)
+    inputs = x.reshape(k, -1, x.shape[2])                       # (k, B/k T, in)
     groups = y.view(k, -1, y.shape[2])
+    h = torch.bmm(inputs, A.transpose(1, 2))                    # (k, B/k T, m R)
     if torch.is_grad_enabled():
         return torch.baddbmm(groups, h, B, alpha=scale).view(y.shape)
     groups.baddbmm_(h, B, alpha=scale)
     return y
 
 
-def looped(A, B, x, y, own: list[torch.Tensor], scale: float):
+def looped(A: Tensor, B: Tensor, x: Tensor, y: Tensor, own: list[Tensor], scale: float) -> Tensor:
     """Member after member on its own rows (n,)."""
-    updates = [(x[rows] @ A[i].T * scale) @ B[i] for i, rows in enumerate(own)]
+    updates = []
+    for i, rows in enumerate(own):
+        h = x[rows] @ A[i].T * scale                            # (n, T, m R)
+        updates.append(h @ B[i])
     return y.index_add(0, torch.cat(own), torch.cat(updates))
 
 
-def masked(h: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+def masked(h: Tensor, own: Tensor) -> Tensor:
     """0 in place of what is not a row's own, in place: `own` has all bits set where it is, none elsewhere. As
     fast as to multiply by 1 and 0, and NaN becomes 0; masked_fill_ takes five times as long."""
     h.view(own.dtype).bitwise_and_(own)
     return h
 
 
-def dense(A, B, x, y, own: torch.Tensor, scale: float):
+def dense(A: Tensor, B: Tensor, x: Tensor, y: Tensor, own: Tensor, scale: float) -> Tensor:
     """Every row through the columns of all members; `own` (B, 1, k, 1) says which are its own: `masked`."""
     if torch.is_grad_enabled():
         # B's gradient would be a sum over all rows, 0 times the NaN of another's among them
-        rows = [own[:, 0, i, 0].nonzero().squeeze(1) for i in range(len(A))]
+        rows = [is_own.nonzero().squeeze(1) for is_own in own[:, 0, :, 0].T]
         return looped(A, B, x, y, rows, scale)
     h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], len(A), -1).mul_(scale)
     return y + masked(h, own).flatten(2) @ B.flatten(0, 1)
 
 
-def dense_by_layer(A, Bs, x, y, own: torch.Tensor):
+def dense_by_layer(A: Tensor, Bs: list[tuple[slice, Tensor]], x: Tensor, y: Tensor, own: Tensor) -> Tensor:
     """`dense` for pages: A (m, k, R, in) times alpha/R, and of each layer its columns of y and B. Without
     gradients."""
     h = masked(F.linear(x, A.flatten(0, 2)).view(*x.shape[:2], *A.shape[:3]), own[:, :, None])
@@ -296,12 +388,24 @@ def dense_by_layer(A, Bs, x, y, own: torch.Tensor):
     return y
 
 
-def grouped(A, B, x, y, ends: torch.Tensor, rows: torch.Tensor | None, scale: float):
-    """Rows put into the order of their members, who own any number of them: up to `ends` (k,)."""
+def grouped(
+    A: Tensor,
+    B: Tensor,
+    x: Tensor,
+    y: Tensor,
+    ends: Tensor,                                               # (k,) of each member's rows, once in order
+    rows: Tensor | None,                                        # (n,) the rows in order; None = as they are
+    scale: float,
+) -> Tensor:
+    """Rows put into the order of their members, who own any number of them."""
     T = x.shape[1]
-    x = (x if rows is None else x[rows]).flatten(0, 1)
-    h = F.grouped_mm(x, A.transpose(1, 2), offs=ends * T) * scale
-    update = F.grouped_mm(h, B, offs=ends * T).view(-1, T, y.shape[2])
+    if rows is not None:
+        x = x[rows]
+    h = F.grouped_mm(x.flatten(0, 1), A.transpose(1, 2), offs=ends * T) * scale         # (n T, m R)
+    update = F.grouped_mm(h, B, offs=ends * T)
+    update = update.view(-1, T, y.shape[2])
     if rows is None:
         return y + update
-    return y.index_add(0, rows, update) if torch.is_grad_enabled() else y.index_add_(0, rows, update)
+    if torch.is_grad_enabled():
+        return y.index_add(0, rows, update)
+    return y.index_add_(0, rows, update)

@@ -7,6 +7,7 @@ architectures differ in are fields of ModelConfig, which weights/ reads from con
 classes.
 """
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,10 +15,14 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attention import KVCache, PagedCache, additive, attend
+from attention import Cache, Pages, additive, attend
 from infra.precision import linear
+
+# Adds the adapters of each row's member: (paths, sizes, x, y) -> y of layers that share an input (lora.Route)
+Lora = Callable[[tuple[str, ...], list[int], Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,9 @@ class ModelConfig:
     qk_norm: bool = False                               # RMSNorm over each head of q and k before rotation
 
     def __post_init__(self):
-        object.__setattr__(self, "head_dim", self.head_dim or self.hidden_size // self.num_attention_heads)
+        if not self.head_dim:
+            size = self.hidden_size // self.num_attention_heads
+            object.__setattr__(self, "head_dim", size)      # the way to set a field of a frozen dataclass
 
 
 class Linear(nn.Linear):
@@ -52,68 +59,101 @@ class Linear(nn.Linear):
         self.path = path
         self.scale = None                       # (out,) of a weight in int8
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs (..., out) of inputs (..., in)."""
         return linear(x, self.weight, self.scale, self.bias)
 
 
 class FusedLinear:
-    """Layers that read the same x: one product computes them all once `fuse` has joined their weights."""
+    """Layers that read the same x: one product computes them all once `fuse` has joined their weights.
+
+    It is no Module: a state_dict of the model knows the layers alone, under Hugging Face's names.
+    """
 
     def __init__(self, *layers: Linear):
         self.layers = layers
         self.paths = tuple(layer.path for layer in layers)
         self.sizes = [layer.out_features for layer in layers]
-        self.weight = self.scale = self.bias = None
+        # of all layers, one below the other, once they are fused
+        self.weight = None                      # (sum of sizes, in)
+        self.scale = None                       # (sum of sizes,)
+        self.bias = None                        # (sum of sizes,)
 
     @torch.no_grad()
     def fuse(self) -> None:
         """Copy the layers' frozen weights into one tensor, of which they become views: after loading."""
         for name in ("weight", "scale", "bias"):
-            if getattr(self.layers[0], name) is None:
+            parts = [getattr(layer, name) for layer in self.layers]
+            if parts[0] is None:
                 continue
-            whole = torch.cat([getattr(layer, name) for layer in self.layers])
+            whole = torch.cat(parts)
             setattr(self, name, whole)
             for layer, view in zip(self.layers, whole.split(self.sizes)):
                 setattr(layer, name, nn.Parameter(view, requires_grad=False))
 
-    def __call__(self, x: torch.Tensor, lora=None) -> torch.Tensor:
+    def __call__(self, x: Tensor, lora: Lora | None = None) -> Tensor:
         """The layers' outputs (B, T, sum of sizes), side by side; before `fuse` computed one by one."""
         if self.weight is not None:
             y = linear(x, self.weight, self.scale, self.bias)
         else:
             y = torch.cat([layer(x) for layer in self.layers], -1)
-        return y if lora is None else lora(self.paths, self.sizes, x, y)
+        if lora is None:
+            return y
+        return lora(self.paths, self.sizes, x, y)
 
 
-def rope_frequencies(cfg: ModelConfig, device) -> torch.Tensor:
+# --- rotary positions (RoFormer, 2104.09864) ----------------------------------------------------------------
+
+def rope_frequencies(cfg: ModelConfig, device: torch.device | str) -> Tensor:
     """Angle per position of each pair of a head's numbers (D/2,) float32. linear divides every frequency by
     `factor`; llama3 those of less than low_freq_factor turns within the context of pretraining, blending up
     to high_freq_factor."""
-    r = cfg.rope_parameters
+    scaling = cfg.rope_parameters
     D = cfg.head_dim
-    freq = cfg.rope_theta ** -(torch.arange(0, D, 2, device=device, dtype=torch.float32) / D)
-    kind = r.get("rope_type", "default")
-    if kind == "default":
+    pair = torch.arange(0, D, 2, device=device, dtype=torch.float32)
+    freq = cfg.rope_theta ** -(pair / D)
+    rope_type = scaling.get("rope_type", "default")
+    if rope_type == "default":
         return freq
-    if kind == "linear":
-        return freq / r["factor"]
-    slow, fast = r["low_freq_factor"], r["high_freq_factor"]
-    turns = r["original_max_position_embeddings"] * freq / (2 * math.pi)
-    keep = ((turns - slow) / (fast - slow)).clamp(0, 1)
-    return keep * freq + (1 - keep) * freq / r["factor"]
+    if rope_type == "linear":
+        return freq / scaling["factor"]
+    slow = scaling["low_freq_factor"]
+    fast = scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * freq / (2 * math.pi)
+    keep = (turns - slow) / (fast - slow)
+    keep = keep.clamp(0, 1)             # 1 where a pair turns often within the context: it stays as it is
+    return keep * freq + (1 - keep) * freq / scaling["factor"]
 
 
-def rope_table(positions: torch.Tensor, cfg: ModelConfig,
-               dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin (B, 1, T, D) of positions (B, T), float32 (RoFormer, eq. 34); sin's first half negative."""
+def rope_table(positions: Tensor, cfg: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin (B, 1, T, D) of positions (B, T), computed in float32 (RoFormer, eq. 34). The first half of
+    sin is negative, as `rotate` wants it."""
     angle = positions[:, None, :, None].float() * rope_frequencies(cfg, positions.device)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+    cos = angle.cos()
+    sin = angle.sin()                   # (B, 1, T, D/2), of both halves of a head
+    cos = torch.cat((cos, cos), -1)
+    sin = torch.cat((-sin, sin), -1)
+    return cos.to(dtype), sin.to(dtype)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the halves (a, b) of each head (..., T, D): (a cos - b sin, b cos + a sin)."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    half = x.shape[-1] // 2
+    swapped = x.roll(half, -1)          # (b, a)
+    return torch.addcmul(x * cos, swapped, sin)
+
+
+# --- layers -------------------------------------------------------------------------------------------------
+
+@dataclass
+class Shared:
+    """What all blocks of a forward pass share beside the states: positions, mask, cache and adapters."""
+    cos: Tensor                     # (B, 1, T, D)
+    sin: Tensor                     # (B, 1, T, D)
+    mask: Tensor | Pages | None     # what queries see; None = causal
+    cache: Cache | None
+    slots: Tensor | None            # where the cache takes one token a row; None = from its beginning
+    lora: Lora | None               # None = the bare base
 
 
 class Attention(nn.Module):
@@ -123,31 +163,39 @@ class Attention(nn.Module):
         super().__init__()
         C = cfg.hidden_size
         self.layer = layer
+        self.H = cfg.num_attention_heads
+        self.K = cfg.num_key_value_heads
         self.D = cfg.head_dim
-        self.heads = [cfg.num_attention_heads, cfg.num_key_value_heads, cfg.num_key_value_heads]
-        q, kv, _ = [n * self.D for n in self.heads]
+        q = self.H * self.D                     # widths
+        kv = self.K * self.D
         self.q_proj = Linear(f"{path}.q_proj", C, q, cfg.attention_bias)
         self.k_proj = Linear(f"{path}.k_proj", C, kv, cfg.attention_bias)
         self.v_proj = Linear(f"{path}.v_proj", C, kv, cfg.attention_bias)
         self.o_proj = Linear(f"{path}.o_proj", q, C, cfg.output_bias)
-        self.q_norm = nn.RMSNorm(self.D, cfg.rms_norm_eps) if cfg.qk_norm else None
-        self.k_norm = nn.RMSNorm(self.D, cfg.rms_norm_eps) if cfg.qk_norm else None
+        self.q_norm = self.k_norm = None
+        if cfg.qk_norm:
+            self.q_norm = nn.RMSNorm(self.D, cfg.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(self.D, cfg.rms_norm_eps)
         self.qkv = FusedLinear(self.q_proj, self.k_proj, self.v_proj)
         self.out = FusedLinear(self.o_proj)
 
-    def forward(self, x, cos, sin, mask, cache, slots, lora):
-        """x (B, T, C) -> (B, T, C); cos, sin (B, 1, T, D); slots: the cache's of one token a row."""
+    def forward(self, x: Tensor, shared: Shared) -> Tensor:
+        """x (B, T, C) -> (B, T, C)."""
         B, T, _ = x.shape
-        H, K, _ = self.heads
-        qk, v = self.qkv(x, lora).view(B, T, -1, self.D).split([H + K, K], 2)
+        H, K = self.H, self.K
+        joint = self.qkv(x, shared.lora).view(B, T, -1, self.D)               # (B, T, H + K + K, D)
+        qk, v = joint.split([H + K, K], 2)
         if self.q_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, :, :H]), self.k_norm(qk[:, :, H:])), 2)
-        q, k = rotate(qk.transpose(1, 2), cos, sin).split([H, K], 1)        # (B, H, T, D), (B, K, T, D)
+            q, k = qk.split([H, K], 2)
+            qk = torch.cat((self.q_norm(q), self.k_norm(k)), 2)
+        qk = rotate(qk.transpose(1, 2), shared.cos, shared.sin)                 # queries and keys in one go
+        q, k = qk.split([H, K], 1)                                          # (B, H, T, D), (B, K, T, D)
         v = v.transpose(1, 2)
-        if cache is not None:
-            k, v = cache.append(self.layer, k, v, slots)
-        y = attend(q, k, v, mask)
-        return self.out(y.transpose(1, 2).reshape(B, T, -1), lora)
+        if shared.cache is not None:
+            k, v = shared.cache.append(self.layer, k, v, shared.slots)          # and all that came before
+        y = attend(q, k, v, shared.mask)
+        y = y.transpose(1, 2).reshape(B, T, -1)                             # heads side by side
+        return self.out(y, shared.lora)
 
 
 class MLP(nn.Module):
@@ -155,14 +203,16 @@ class MLP(nn.Module):
 
     def __init__(self, cfg: ModelConfig, path: str):
         super().__init__()
-        self.gate_proj = Linear(f"{path}.gate_proj", cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias)
-        self.up_proj = Linear(f"{path}.up_proj", cfg.hidden_size, cfg.intermediate_size, cfg.mlp_bias)
-        self.down_proj = Linear(f"{path}.down_proj", cfg.intermediate_size, cfg.hidden_size, cfg.mlp_bias)
+        C = cfg.hidden_size
+        inner = cfg.intermediate_size
+        self.gate_proj = Linear(f"{path}.gate_proj", C, inner, cfg.mlp_bias)
+        self.up_proj = Linear(f"{path}.up_proj", C, inner, cfg.mlp_bias)
+        self.down_proj = Linear(f"{path}.down_proj", inner, C, cfg.mlp_bias)
         self.gate_up = FusedLinear(self.gate_proj, self.up_proj)
         self.down = FusedLinear(self.down_proj)
 
-    def forward(self, x, lora):
-        """SwiGLU (GLU Variants Improve Transformer, eq. 5; 2002.05202)."""
+    def forward(self, x: Tensor, lora: Lora | None) -> Tensor:
+        """SwiGLU (GLU Variants Improve Transformer, eq. 5; 2002.05202): x (B, T, C) -> (B, T, C)."""
         gate, up = self.gate_up(x, lora).chunk(2, -1)
         return self.down(F.silu(gate) * up, lora)
 
@@ -178,22 +228,29 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         self.mlp = MLP(cfg, f"{path}.mlp")
 
-    def forward(self, x, cos, sin, mask, cache, slots, lora):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, cache, slots, lora)
-        return x + self.mlp(self.post_attention_layernorm(x), lora)
+    def forward(self, x: Tensor, shared: Shared) -> Tensor:
+        """x (B, T, C) -> (B, T, C)."""
+        x = x + self.self_attn(self.input_layernorm(x), shared)
+        return x + self.mlp(self.post_attention_layernorm(x), shared.lora)
+
+
+# --- the model ----------------------------------------------------------------------------------------------
 
 
 class Float32Product(torch.autograd.Function):
-    """h (M, C) times a frozen weight (V, C) of the same format, in float32 (M, V)."""
+    """h (M, C) times a frozen weight (V, C) of the same format, in float32 (M, V): torch.mm can, but has no
+    derivative where out_dtype is given."""
 
     @staticmethod
-    def forward(ctx, h, weight):
+    def forward(ctx: torch.autograd.function.FunctionCtx, h: Tensor, weight: Tensor) -> Tensor:
+        """The product."""
         ctx.save_for_backward(weight)
-        return torch.mm(h, weight.T, out_dtype=torch.float32)       # which has no derivative of its own
+        return torch.mm(h, weight.T, out_dtype=torch.float32)
 
     @staticmethod
-    def backward(ctx, grad):
-        weight, = ctx.saved_tensors
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+        """The gradient (M, C) of h; none of the weight, which is frozen."""
+        [weight] = ctx.saved_tensors
         return grad.to(weight.dtype) @ weight, None
 
 
@@ -211,18 +268,24 @@ class Model(nn.Module):
             self.lm_head = nn.Linear(cfg.hidden_size, cfg.vocab_size, bias=False)
 
     @property
-    def embedding(self) -> torch.Tensor:
+    def embedding(self) -> Tensor:
+        """The vectors of the vocabulary (V, C)."""
         return self.model.embed_tokens.weight
 
-    def forward(self, ids, positions=None, mask=None, cache: KVCache | PagedCache | None = None,
-                lora=None, checkpointing: bool = False) -> torch.Tensor:
+    def forward(
+        self,
+        ids: Tensor,                        # (B, T)
+        positions: Tensor | None = None,    # (B, T); None = 0, 1, ..., or of one token what follows the cache
+        mask: Tensor | None = None,         # (B, 1, T, T) bool, true for allowed keys; None = causal
+        cache: Cache | None = None,
+        lora: Lora | None = None,
+        checkpointing: bool = False,
+    ) -> Tensor:
         """Final hidden states (B, T, C) of ids (B, T).
 
-        positions (B, T) default to 0, 1, ..., of one token to what follows the cache; mask is a boolean
-        (B, 1, T, T) of allowed keys, None means causal; a cache takes several tokens only while it is empty,
-        a PagedCache always one a row, with its position; lora(paths, sizes, x, y) adds the rows' adapters to
-        the joint output y of layers that share an input x; checkpointing keeps only each block's input for
-        the backward pass, which computes the rest again (1604.06174).
+        A cache takes several tokens only while it is empty; a PagedCache takes always one a row, with its
+        position. Checkpointing keeps only each block's input for the backward pass, which computes the rest
+        again (1604.06174).
         """
         B, T = ids.shape
         decoding = cache is not None and T == 1
@@ -230,13 +293,18 @@ class Model(nn.Module):
         if positions is None:
             start = cache.length if decoding else 0
             positions = torch.arange(start, start + T, device=ids.device).expand(B, T)
-        slots, seen = None, None if mask is None else additive(mask, x.dtype)
+        slots = None
+        if mask is not None:
+            mask = additive(mask, x.dtype)
         if decoding:
-            slots, seen = cache.extend(positions[:, 0])
+            slots, mask = cache.extend(positions[:, 0])
         cos, sin = rope_table(positions, self.cfg, x.dtype)
+        shared = Shared(cos, sin, mask, cache, slots, lora)
         for block in self.model.layers:
-            args = (x, cos, sin, seen, cache, slots, lora)
-            x = checkpoint(block, *args, use_reentrant=False) if checkpointing else block(*args)
+            if checkpointing:
+                x = checkpoint(block, x, shared, use_reentrant=False)
+            else:
+                x = block(x, shared)
         return self.model.norm(x)
 
     def fused_linears(self) -> list[FusedLinear]:
@@ -253,24 +321,33 @@ class Model(nn.Module):
             layer.fuse()
         return self
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary (..., V) of hidden states (..., C). On a GPU float32 from bfloat16
         states, which would round a score between 8 and 16 by up to .03; elsewhere of their own type."""
-        weight = self.embedding if self.cfg.tie_word_embeddings else self.lm_head.weight
-        if hidden.dtype == torch.bfloat16 and hidden.device.type != "cpu" and not weight.requires_grad:
-            return Float32Product.apply(hidden.flatten(0, -2), weight).view(*hidden.shape[:-1], -1)
+        if self.cfg.tie_word_embeddings:
+            weight = self.embedding
+        else:
+            weight = self.lm_head.weight
+        on_gpu = hidden.device.type != "cpu"
+        if hidden.dtype == torch.bfloat16 and on_gpu and not weight.requires_grad:
+            scores = Float32Product.apply(hidden.flatten(0, -2), weight)
+            return scores.view(*hidden.shape[:-1], -1)
         return F.linear(hidden, weight)
 
     def linears(self) -> dict[str, Linear]:
         """Every adaptable linear layer (q, k, v, o, gate, up, down of each block) by full name, in order."""
-        return {layer.path: layer for fused in self.fused_linears() for layer in fused.layers}
+        found = {}
+        for fused in self.fused_linears():
+            for layer in fused.layers:
+                found[layer.path] = layer
+        return found
 
 
 @dataclass(frozen=True)
 class Base:
     """A loaded base: frozen model, tokenizer, every id that ends an answer, and its prompt format."""
     model: Model
-    tokenizer: object
+    tokenizer: object               # of transformers
     eos_ids: tuple[int, ...]
     prompt_format: str              # how it is talked to: one of prompts.FORMATS
     path: Path
@@ -279,7 +356,7 @@ class Base:
 
 
 @lru_cache(maxsize=2)
-def closing_table(tokenizer, tag: str, vocab_size: int, device) -> torch.Tensor | None:
+def closing_table(tokenizer: object, tag: str, vocab_size: int, device: torch.device) -> Tensor | None:
     """By which tokens a text comes to contain `tag`, in whatever tokens it is written.
 
     table[k, token]: a text ends in the first k characters of the tag; after the token it ends in so many.
@@ -290,12 +367,22 @@ def closing_table(tokenizer, tag: str, vocab_size: int, device) -> torch.Tensor 
         return None
 
     def n_matched(text: str) -> int:
-        return len(tag) if tag in text else max(k for k in range(len(tag)) if text.endswith(tag[:k]))
+        """How many characters of the tag a text ends in; all of them where it contains the tag."""
+        if tag in text:
+            return len(tag)
+        k = len(tag) - 1
+        while not text.endswith(tag[:k]):       # which every text does with the first 0
+            k -= 1
+        return k
 
     table = torch.zeros(len(tag) + 1, vocab_size, dtype=torch.uint8)
     for text, token in tokenizer.get_vocab().items():
-        takes_part = text in tag or tag[0] in text or tag[-1] in text       # few do
-        if takes_part and token < vocab_size:
-            table[:-1, token] = torch.tensor([n_matched(tag[:k] + text) for k in range(len(tag))])
+        takes_part = text in tag or tag[0] in text or tag[-1] in text
+        if not takes_part or token >= vocab_size:           # of most tokens the column stays 0
+            continue
+        column = []                                         # of the table, but for its last row
+        for k in range(len(tag)):
+            column.append(n_matched(tag[:k] + text))
+        table[:-1, token] = torch.tensor(column)
     table[-1] = len(tag)
     return table.to(device)

@@ -8,6 +8,7 @@ import rl
 from attention import PAGE, paged_kernel
 from config import Config
 from generate import PREFILL
+from lora import name_of
 from model import Model, ModelConfig
 
 ALWAYS = ("base", "adapters", "optimiser", "graph")
@@ -61,7 +62,7 @@ def count_factors(cfg: Config, model: Model, n_members: int) -> FactorCount:
     for fused in model.fused_linears():
         width = fused.layers[0].in_features + sum(fused.sizes)
         for layer in fused.layers:
-            if layer.path.rsplit(".")[-1] in cfg.lora_targets:
+            if name_of(layer.path) in cfg.lora_targets:
                 count.n_adapted += 1
                 count.n += n_members * cfg.rank * (layer.in_features + layer.out_features)
                 count.joint += n_members * cfg.rank * width
