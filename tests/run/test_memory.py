@@ -39,7 +39,7 @@ TIERS = re.findall(r"^\| (.*?)(\d+) GB \| (\S+B) \| `(.*)` \| ([\d.]+) \|$", PAG
 
 def settled(**flags) -> train.Config:
     small = dict(pop=4, rank=8, max_new_tokens=40, n_few_shot=0, tokens_per_microbatch=160, rollout_batch=128, samples_per_task=8)
-    return config.resolve_config(train.Config(**{**small, **flags}), "micro")
+    return config.resolve_config(config.config_of(small | flags), "micro")
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
