@@ -4,13 +4,12 @@ An operator is a pure function op(parents, gen, **knobs) -> child on lora.Factor
 R)), the same rank out as in. It works on the update dW = B A (times alpha/R, the same for all), because
 mean(B) mean(A) is not mean(B A), and the same dW has many factorings. Its entry in MUTATIONS or CROSSOVERS,
 which "mixed" draws from, or in BY_NAME makes it a value of --evolve.
-Shapes: R rank, K = R x parents, n modules of one shape (stacked: the small eigenproblems run as one batch).
+Shapes: R rank, K = R x parents, or the module's width where that is less.
 """
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,144 +25,67 @@ DEAD = 1e-6  # singular values below this share of the largest are rounding nois
 # --- linear algebra on B A, never forming it ----------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Grams:
-    """What is left of n modules' factors: with the parents' factors side by side, A (K, in) and B (out, K),
-    these are A A^T and B^T B. float64, because a Gram squares the condition."""
-    a: Tensor                                 # (n, K, K)
-    b: Tensor                                 # (n, K, K)
-    R: int
+class Basis:
+    """Orthonormal columns that span what one module's factors of all parents can reach. In it the dW of a
+    parent, or of their child, is left core right^T with a small matrix `core` (K, K)."""
+    left: Tensor                    # (out, K) float32, where the factors are
+    right: Tensor                   # (in, K)
 
-    def of_parent(self, i: int) -> "Grams":
-        """Those of the i-th parent's factors alone, with K = R."""
-        own = slice(i * self.R, (i + 1) * self.R)
-        return Grams(self.a[..., own, own], self.b[..., own, own], self.R)
+
+def in_common(parents: list[tuple[Tensor, Tensor]]) -> tuple[Basis, list[Tensor]]:
+    """The basis of the parents' factors A (R, in) and B (out, R) of one module, and each one's core (K, K).
+    Cores are float64 on the CPU: LAPACK is fast on small matrices, and ties break the same way everywhere."""
+    A = torch.cat([a for a, _ in parents])                      # (K, in)
+    B = torch.cat([b for _, b in parents], dim=1)               # (out, K)
+    # QR's error is that of each column by itself: how A and B share the scale of a component does not matter.
+    right, of_a = torch.linalg.qr(A.T)                          # A^T = right of_a
+    left, of_b = torch.linalg.qr(B)
+    R = len(parents[0][0])
+    cores = []
+    for own_a, own_b in zip(of_a.cpu().split(R, dim=1), of_b.cpu().split(R, dim=1)):
+        cores.append(own_b.double() @ own_a.double().T)         # B A = left (own_b own_a^T) right^T
+    return Basis(left, right), cores
 
 
 @dataclass(frozen=True)
 class Svd:
-    """n modules' dW = U diag(S) V^T, told by the parents' factors: U = B P and V = A^T Q are orthonormal.
-    Columns of P and Q of a zero singular value are zero (not completed to a basis). float64."""
-    P: Tensor                                 # (n, K, rank)
-    S: Tensor                                 # (n, rank), descending
-    Q: Tensor                                 # (n, K, rank)
+    """R components of a core, U diag(S) V^T with orthonormal U and V. Fewer where the module is narrower."""
+    U: Tensor                       # (K, R)
+    S: Tensor                       # (R,)
+    V: Tensor                       # (K, R)
 
     @property
     def live(self) -> Tensor:
-        """Components (n, rank) bool that are more than rounding noise."""
-        return self.S > DEAD * self.S.amax(-1, keepdim=True)
+        """Components (R,) bool that are more than rounding noise."""
+        return self.S > DEAD * self.S.amax()
 
-    def core(self, S: Tensor) -> Tensor:
-        """The matrix (n, K, K) between B and A of this dW with other singular values S (n, rank)."""
-        return (self.P * S[..., None, :]) @ self.Q.mT
-
-
-def inverse_root(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigen-split of Gram matrices (n, k, k) of X: (root, inv), X @ inv orthonormal, X = X @ inv @ root^T."""
-    value, vector = torch.linalg.eigh(gram)
-    value = value.clamp(min=0)  # near-collinear parents make singular Grams, where Cholesky would fail
-    live = value > DEAD ** 2 * value.amax(-1, keepdim=True)         # DEAD is of X, whose square this is
-    root = torch.where(live, value, 0).sqrt()
-    inverse = torch.where(live, 1 / root, 0)
-    return vector * root[..., None, :], vector * inverse[..., None, :]
+    @property
+    def core(self) -> Tensor:
+        """The matrix (K, K) that these components make."""
+        return (self.U * self.S) @ self.V.T
 
 
-def core_svd(
-    grams: Grams,
-    core: Tensor,                                   # (n, K, K), or (K, K) for all
-) -> Svd:
-    """SVD of B core A, cut to its R leading components. Neither U nor V nor dW is formed:
-    the square roots of the Grams leave a K x K problem."""
-    # The split of scale between a row of A and its column of B is arbitrary: even it out, or a component with
-    # a tiny B and a large A would be taken for noise. One with a zero side contributes nothing: 0 on both.
-    a = grams.a.diagonal(dim1=-2, dim2=-1)          # (n, K): squared norms of A's rows and B's columns
-    b = grams.b.diagonal(dim1=-2, dim2=-1)
-    live = (a > 0) & (b > 0)
-    scale_a = torch.where(live, (b / a) ** 0.25, 0)
-    scale_b = torch.where(live, (a / b) ** 0.25, 0)
-    row_a = scale_a[..., None, :]
-    row_b = scale_b[..., None, :]
-    column_a = scale_a[..., :, None]
-    column_b = scale_b[..., :, None]
-    root_a, inv_a = inverse_root(grams.a * row_a * column_a)
-    root_b, inv_b = inverse_root(grams.b * row_b * column_b)
-    # scale_a is 1 / scale_b, so that evened factors have the core scale_a core scale_b
-    core = column_a * core * row_b
-    left, S, right_t = torch.linalg.svd(root_b.mT @ core @ root_a)
-    leading = slice(grams.R)
-    left = left[..., leading]
-    right = right_t.mT[..., leading]
-    # back from the evened factors to the parents' own
-    P = column_b * (inv_b @ left)
-    Q = column_a * (inv_a @ right)
-    return Svd(P, S[..., leading], Q)
+def svd_of(core: Tensor, R: int) -> Svd:
+    """The best approximation of a core by R components (Eckart-Young)."""
+    U, S, Vt = torch.linalg.svd(core, full_matrices=False)
+    return Svd(U[:, :R], S[:R], Vt[:R].T)
 
 
-def parent_svd(grams: Grams, i: int) -> Svd:
-    """SVD of the i-th parent's own dW, told by all parents' factors: zero in the rows of the others'."""
-    R, K = grams.R, grams.a.shape[-1]
-    identity = torch.eye(R, dtype=torch.float64)
-    own = core_svd(grams.of_parent(i), identity)
-    rows = (0, 0, i * R, K - (i + 1) * R)           # F.pad: zeros above and below
-    return Svd(F.pad(own.P, rows), own.S, F.pad(own.Q, rows))
-
-
-def measure(parents: Parents, names: list[str]) -> Grams:
-    """The Grams of n modules of one shape. Two buffers serve all of them: fresh memory costs more than the
-    products."""
-    A, B = parents[0][names[0]]                     # (R, in), (out, R)
-    R = len(A)
-    K = R * len(parents)
-    empty = partial(torch.empty, dtype=torch.float64, device=A.device)
-    wide_a = empty(K, A.shape[1])
-    wide_b = empty(len(B), K)
-    out = empty(2, len(names), K, K)
-    for j, name in enumerate(names):
-        for i, parent in enumerate(parents):
-            own = slice(i * R, (i + 1) * R)
-            A, B = parent[name]
-            wide_a[own] = A
-            wide_b[:, own] = B
-        torch.mm(wide_a, wide_a.mT, out=out[0, j])
-        torch.mm(wide_b.mT, wide_b, out=out[1, j])
-    a, b = out.cpu()  # LAPACK is fast on small matrices, and ties break the same way everywhere
-    return Grams(a, b, R)
-
-
-def by_shape(factors: Factors) -> list[list[str]]:
-    """The modules' names in groups of one shape: their small matrices go through LAPACK as one batch."""
-    groups = {}
-    for name, (A, B) in factors.items():
-        groups.setdefault((A.shape, B.shape), []).append(name)
-    return list(groups.values())
-
-
-def rebuilt(
-    parents: Parents,
-    gen: Generator,
-    fn: Callable[[Grams], Svd],                     # the operator, on what the factors leave
-) -> Factors:
-    """Child whose dW is what fn makes of the parents' Grams, in R components.
+def factored(basis: Basis, child: Svd, R: int, gen: Generator) -> tuple[Tensor, Tensor]:
+    """Factors A (R, in) and B (out, R) of a child, told in its parents' basis.
 
     The scale of a component is split evenly over its two factors. One without a singular value gets a zero B
     column and a fresh Kaiming-uniform A row, like a new adapter: zero on both sides would never learn again.
     """
-    child = dict.fromkeys(parents[0])               # the parents' order of modules
-    for names in by_shape(parents[0]):
-        grams = measure(parents, names)
-        made = fn(grams)
-        root = torch.where(made.live, made.S, 0).sqrt()[..., None, :]
-        P = (made.P * root).float().split(grams.R, 1)       # of each parent (n, R, R)
-        Q = (made.Q * root).mT.float().split(grams.R, 2)
-        for j, name in enumerate(names):
-            A = B = 0
-            for i, parent in enumerate(parents):
-                parent_a, parent_b = parent[name]
-                A = A + Q[i][j].to(parent_a) @ parent_a     # (R, in)
-                B = B + parent_b @ P[i][j].to(parent_b)     # (out, R)
-            dead = ~made.live[j].to(A.device)
-            A[dead] = fresh_rows(int(dead.sum()), A.shape[1], gen).to(A)
-            child[name] = A, B
-    return child
+    live = child.live
+    root = child.S[live].sqrt()
+    right = (child.V[:, live] * root).to(basis.right)
+    left = (child.U[:, live] * root).to(basis.left)
+    A = right.T @ basis.right.T                                 # (live, in)
+    B = basis.left @ left                                       # (out, live)
+    n_dead = R - len(A)
+    fresh = fresh_rows(n_dead, A.shape[1], gen).to(A)
+    return torch.cat([A, fresh]), F.pad(B, (0, n_dead))
 
 
 def fresh_rows(n: int, width: int, gen: Generator) -> Tensor:
@@ -172,35 +94,50 @@ def fresh_rows(n: int, width: int, gen: Generator) -> Tensor:
     return uniform / width ** 0.5
 
 
+def rebuilt(
+    parents: Parents,
+    gen: Generator,
+    fn: Callable[[list[Tensor], int], Svd],         # the operator: (the parents' cores of a module, R)
+) -> Factors:
+    """The child whose dW is what fn makes of its parents' dW, in R components."""
+    child = {}
+    for name, (A, _) in parents[0].items():
+        R = len(A)
+        basis, cores = in_common([parent[name] for parent in parents])
+        child[name] = factored(basis, fn(cores, R), R, gen)
+    return child
+
+
 def weighted_sum(
     parents: Parents,
     weights: tuple[float, ...],                     # of each parent
     gen: Generator,
 ) -> Factors:
     """Child whose dW is the best rank-R approximation of sum of weight * dW over the parents."""
-    def fn(grams: Grams) -> Svd:
-        of_each = torch.tensor(weights, dtype=torch.float64)
-        core = of_each.repeat_interleave(grams.R).diag()    # (K, K): a parent's weight on its R components
-        return core_svd(grams, core)
+    def fn(cores: list[Tensor], R: int) -> Svd:
+        total = torch.zeros_like(cores[0])
+        for weight, core in zip(weights, cores):
+            total += weight * core
+        return svd_of(total, R)
     return rebuilt(parents, gen, fn)
 
 
 # --- mutations ----------------------------------------------------------------------------------------------
 
 def cayley(
-    live: Tensor,                   # (n, R) bool
+    live: Tensor,                   # (R,) bool
     angle: float,                   # radians
     gen: Generator,
 ) -> Tensor:
-    """Random rotations (n, R, R), exactly orthogonal, that turn a vector by about `angle`: the Cayley
+    """A random rotation (R, R), exactly orthogonal, that turns a vector by about `angle`: the Cayley
     transform (I - K)^-1 (I + K) of a skew K. Directions that are not live stay where they are."""
-    n, R = live.shape               # modules, components
-    noise = torch.randn(n, R, R, generator=gen, dtype=torch.float64).to(live.device)
-    skew = noise - noise.mT
-    both_live = live[:, :, None] & live[:, None, :]
+    R = len(live)
+    noise = torch.randn(R, R, generator=gen, dtype=torch.float64)
+    skew = noise - noise.T
+    both_live = live[:, None] & live[None, :]
     size = angle / (8 * R) ** 0.5
     K = skew * size * both_live
-    eye = torch.eye(R, dtype=torch.float64, device=live.device)
+    eye = torch.eye(R, dtype=torch.float64)
     return torch.linalg.solve(eye - K, eye + K)
 
 
@@ -211,12 +148,12 @@ def svd(
     angle: float = 0.1,
 ) -> Factors:
     """Mutation: singular values times exp(eta z), singular vectors rotated by `angle` rad in their span."""
-    def fn(grams: Grams) -> Svd:
-        parent = parent_svd(grams, 0)
-        P = parent.P @ cayley(parent.live, angle, gen)
-        Q = parent.Q @ cayley(parent.live, angle, gen)
+    def fn(cores: list[Tensor], R: int) -> Svd:
+        parent = svd_of(cores[0], R)
+        U = parent.U @ cayley(parent.live, angle, gen)
+        V = parent.V @ cayley(parent.live, angle, gen)
         z = torch.randn(parent.S.shape, generator=gen, dtype=parent.S.dtype)
-        return Svd(P, parent.S * torch.exp(eta * z), Q)
+        return Svd(U, parent.S * torch.exp(eta * z), V)
     return rebuilt(parents, gen, fn)
 
 
@@ -260,11 +197,13 @@ def layers(
 
 def mask(parents: Parents, gen: Generator, share: float = 0.3) -> Factors:
     """Mutation: a random 30% of each module's singular components start anew (zero B, fresh A)."""
-    def fn(grams: Grams) -> Svd:
-        parent = parent_svd(grams, 0)
-        n_cut = max(1, round(share * grams.R))
-        shuffled = torch.rand(parent.S.shape, generator=gen).argsort(-1)
-        return Svd(parent.P, parent.S.scatter(-1, shuffled[..., :n_cut], 0), parent.Q)
+    def fn(cores: list[Tensor], R: int) -> Svd:
+        parent = svd_of(cores[0], R)
+        n_cut = max(1, round(share * R))
+        shuffled = torch.rand(parent.S.shape, generator=gen).argsort()
+        S = parent.S.clone()
+        S[shuffled[:n_cut]] = 0
+        return Svd(parent.U, S, parent.V)
     return rebuilt(parents, gen, fn)
 
 
@@ -279,14 +218,14 @@ def dare(parents: Parents, gen: Generator, p: float = 0.5) -> Factors:
     """
     assert 0 <= p < 1, f"dare needs a drop probability in [0, 1), got {p}"
 
-    def fn(grams: Grams) -> Svd:
-        core = 0.0
-        for i in range(len(parents)):
-            parent = parent_svd(grams, i)
+    def fn(cores: list[Tensor], R: int) -> Svd:
+        child = torch.zeros_like(cores[0])
+        for core in cores:
+            parent = svd_of(core, R)
             kept = torch.rand(parent.S.shape, generator=gen) >= p
-            S = parent.S * kept / (1 - p) / len(parents)
-            core = core + parent.core(S)
-        return core_svd(grams, core)
+            S = parent.S * kept / (1 - p) / len(cores)
+            child += Svd(parent.U, S, parent.V).core
+        return svd_of(child, R)
     return rebuilt(parents, gen, fn)
 
 
@@ -311,28 +250,16 @@ def layerwise(parents: Parents, gen: Generator) -> Factors:
     return child
 
 
-def leading_of(
-    x: Tensor,                      # (..., R)
-    y: Tensor,                      # (..., R)
-    n: int,
-) -> Tensor:
-    """The first n components of x and the others of y."""
-    return torch.cat([x[..., :n], y[..., n:]], dim=-1)
-
-
 def svd_mix(parents: Parents, gen: Generator, k: int | None = None) -> Factors:
     """Crossover: k leading singular components of the fitter (default R // 2), the other's from k+1 on."""
-    def fn(grams: Grams) -> Svd:
-        n = max(1, grams.R // 2) if k is None else k
-        fitter = parent_svd(grams, 0)
-        other = parent_svd(grams, 1)
-        mixed = Svd(
-            leading_of(fitter.P, other.P, n),
-            leading_of(fitter.S, other.S, n),
-            leading_of(fitter.Q, other.Q, n),
-        )
+    def fn(cores: list[Tensor], R: int) -> Svd:
+        n = max(1, R // 2) if k is None else k
+        fitter = svd_of(cores[0], R)
+        other = svd_of(cores[1], R)
+        leading = Svd(fitter.U[:, :n], fitter.S[:n], fitter.V[:, :n])
+        rest = Svd(other.U[:, n:], other.S[n:], other.V[:, n:])
         # the two parents' components are not orthogonal to each other: decompose their sum anew
-        return core_svd(grams, mixed.core(mixed.S))
+        return svd_of(leading.core + rest.core, R)
     return rebuilt(parents, gen, fn)
 
 
