@@ -111,7 +111,7 @@ def show_tasks(setup: Setup, args: argparse.Namespace, members: list[Member]) ->
     archive = seeded_archive(setup)
     for teacher in members_of(members, "teacher"):
         _, proposed = selfplay.propose(setup, archive, [(teacher, teacher)], args.seed)
-        selfplay.verify(setup, archive, proposed, args.seed)
+        selfplay.verify_proposals(setup, archive, proposed, args.seed)
         show_rows(proposed, args.seed)
     students = members_of(members, "student")
     if students:

@@ -36,7 +36,7 @@ from trueskill_lite import RATINGS
 from verifier import Job, PortableVerifier, Sandbox, Verdict
 
 # Phases: the third number of a random key, (seed, step, phase, member, index). The update draws nothing.
-MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE, INIT = range(8)
+MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE_RATE, INIT = range(8)
 TITLES = {PROPOSE: "propose", SOLVE: "solve"}                   # of phases with a progress bar
 N_TRIAL = 24                    # tasks that the children of a --litter and their victim attempt
 N_PROBED = 32                   # members of a role that a probe asks, at most: all that the device must hold
@@ -122,7 +122,7 @@ class Attempts:
     """n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
     rollout: Rollout                # a row for each attempt
     texts: list[str]                # of each row, the prompt's opening included
-    verdicts: list[list[str]]       # per task: of each attempt, as TaskType.verify says
+    verdicts: list[list[str]]       # per task: of each attempt, as TaskType.judge says
 
 
 @dataclass
@@ -240,11 +240,12 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
     verdicts = run_jobs(s, jobs)        # of invalid ones, too: the first is found below, with its number
     tasks = []
     for number, (p, verdict) in enumerate(zip(proposals, verdicts), 1):
-        kind = TASK_TYPES[p.kind]
-        result = kind.check(p, s.limits)
+        task_type = TASK_TYPES[p.kind]
+        result = task_type.check(p, s.limits)
         # a user may give a program that ignores its input; a teacher may not
         if not result or result.reason == "ignores_input":
-            result = kind.accept(p, verdict, s.limits, kind.key(p, s.cfg.dedupe))
+            key = task_type.key(p, s.cfg.dedupe)
+            result = task_type.accept(p, verdict, s.limits, key)
         if isinstance(result, Reject):
             what_it_is = f"{p.program[:80]!r} on {p.inputs[0][:40]!r}"
             raise UserError(f"{what}: task {number} is not valid ({result.reason}): {what_it_is}")
@@ -361,7 +362,7 @@ def propose(
     return rollout, proposed
 
 
-def verify(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int) -> None:
+def verify_proposals(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int) -> None:
     """Run what parses; fill in task or reason. Duplicates of archive or batch are invalid (cfg.dedupe)."""
     # A look at the text refuses most of what is not valid, and costs less than a process.
     ready = []                          # what has to be run
@@ -395,11 +396,11 @@ def verify(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int
 
 def refused_unseen(s: Setup, archive: Archive, p: ProposalRecord) -> str:
     """Why a proposal need not be run, or "" where it has to be. Also fills in its key."""
-    kind = TASK_TYPES[p.kind]
-    refused = kind.check(p.proposal, s.limits)
+    task_type = TASK_TYPES[p.kind]
+    refused = task_type.check(p.proposal, s.limits)
     if refused:
         return refused.reason
-    p.key = kind.key(p.proposal, s.cfg.dedupe)
+    p.key = task_type.key(p.proposal, s.cfg.dedupe)
     if s.cfg.dedupe != "off" and p.key in archive.keys:
         return "duplicate"
     return ""

@@ -225,7 +225,7 @@ def train(setup: Setup, state: State, run: RunDir, signals: Signals, enough: Eno
         # 2. propose: teachers write tasks, the verifier says which are valid
         rollout, proposed = selfplay.propose(setup, state.archive, pairs, step)
         clock.lap("propose")
-        selfplay.verify(setup, state.archive, proposed, step)
+        selfplay.verify_proposals(setup, state.archive, proposed, step)
         clock.lap("verify")
 
         # 3. solve: each student attempts the valid tasks of its teachers; probes ask the same members

@@ -30,7 +30,7 @@ def teachers_task(s: Setup, state: State, step: int) -> tuple[ProposalRecord, fl
     for teacher in teachers[step % len(teachers):] + teachers:
         s.adapters.page_in([teacher.slot])
         _, proposed = selfplay.propose(s, state.archive, [(teacher, teacher)], step)
-        selfplay.verify(s, state.archive, proposed, step)
+        selfplay.verify_proposals(s, state.archive, proposed, step)
         for p in proposed:
             if not p.task or p.kind == "code_f":            # an answer to that is more than one line
                 continue

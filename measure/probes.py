@@ -12,7 +12,7 @@ import selfplay
 from config import Config
 from evolve import ROLES, Member, members_of
 from run.duration import probe_due
-from selfplay import BASE, PROBE, Attempts, ProposalRecord, Setup, attempt, make_rng, mean, solve_rate
+from selfplay import BASE_RATE, PROBE, Attempts, ProposalRecord, Setup, attempt, make_rng, mean, solve_rate
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import reasoning
 
@@ -123,7 +123,7 @@ def probe_unseen(s: Setup, members: dict[str, int], tasks: list[Task],
 def probe_current(s: Setup, valid: list[ProposalRecord], step: int) -> tuple[dict, Attempts]:
     """The frozen base on the teachers' valid tasks, whose base_rate it sets; keys of a row, the answers."""
     tasks = [p.task for p in valid]
-    done = attempt(s, tasks, [-1] * len(tasks), step, BASE, 1)
+    done = attempt(s, tasks, [-1] * len(tasks), step, BASE_RATE, 1)
     of_base, of_students = [], []
     for p, verdicts in zip(valid, done.verdicts):
         p.base_rate = solve_rate(verdicts)

@@ -62,8 +62,7 @@ class Cell:
 
 def task_of(row: dict, golds: list) -> Task:
     """The task in a line of data.task_row. Its program is ours: nothing has to be verified."""
-    kind = TASK_TYPES[row["kind"]]
-    proposal = kind.from_row(row)
+    proposal = TASK_TYPES[row["kind"]].from_row(row)
     inputs = row.get("inputs", [row.get("input", "")])
     outputs = map(encode, golds)
     return Task(row["kind"], proposal.program, tuple(inputs), tuple(outputs), proposal.message, "")
@@ -124,8 +123,8 @@ def answers(
     forced: str = "",
 ) -> tuple[float, float]:
     """One attempt at each task of a cell, as `write` has it: shares that are correct, and that think."""
-    kind = TASK_TYPES[ROWS[cell.row]]
-    prompts = [kind.solve(base.prompt_format, task, LIMITS) for task in cell.tasks]
+    task_type = TASK_TYPES[ROWS[cell.row]]
+    prompts = [task_type.solve(base.prompt_format, task, LIMITS) for task in cell.tasks]
     texts = write(base, prompts, temperature, cell.key, forced)
     attempts = [[text] for text in texts]
     verdicts = verify_answers(cell.tasks, attempts, base.prompt_format, LIMITS, sandbox.run)

@@ -170,7 +170,7 @@ def trial(s: Setup, state: State) -> Pace:
     proposing = tried(s, lambda s: selfplay.propose(s, state.archive, pairs, 0))
     proposed = proposing.result[1] if proposing.result else []
     began = time.perf_counter()
-    selfplay.verify(s, state.archive, proposed, 0)
+    selfplay.verify_proposals(s, state.archive, proposed, 0)
     step = proposing.seconds + time.perf_counter() - began
 
     n_asked = 1.0                           # times as many rows as the trial's has a step

@@ -2,6 +2,7 @@
 add one: a class (base.TaskType; math.py and logic.py are two examples), its template in prompts.TEMPLATES,
 and a place in TASK_TYPES."""
 import functools
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -77,13 +78,17 @@ def given_task(path: str, played: tuple[str, ...], types: tuple[str, ...], seed:
 
 def verify_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str, limits: Limits,
                    run: Callable[[list[Job]], list[Verdict]]) -> list[list[str]]:
-    """What TaskType.verify says of the answers in each task's texts, which include the prefix. `run` gets all
+    """What TaskType.judge says of the answers in each task's texts, which include the prefix. `run` gets all
     jobs in one list: the sandbox has enough to do."""
-    answers, jobs = [], []
+    answers, jobs = [], []                      # of each task
     for task, written in zip(tasks, texts, strict=True):
-        kind = TASK_TYPES[task.kind]
-        answers.append([kind.parse_answer(text, prompt_format, task, limits) for text in written])
-        jobs.append(kind.answer_jobs(task, answers[-1], limits))
-    results = iter(run(sum(jobs, [])))
-    return [TASK_TYPES[task.kind].verify(task, given, [next(results) for _ in own], limits)
-            for task, given, own in zip(tasks, answers, jobs)]
+        task_type = TASK_TYPES[task.kind]
+        read = [task_type.parse_answer(text, prompt_format, task, limits) for text in written]
+        answers.append(read)
+        jobs.append(task_type.answer_jobs(task, read, limits))
+    results = iter(run(sum(jobs, [])))          # in the order of the jobs
+    verdicts = []
+    for task, read, own_jobs in zip(tasks, answers, jobs):
+        own = list(itertools.islice(results, len(own_jobs)))
+        verdicts.append(TASK_TYPES[task.kind].judge(task, read, own, limits))
+    return verdicts

@@ -251,7 +251,7 @@ class TaskType:
         count their calls, and have one each."""
         return []
 
-    def verify(self, task: Task, answers: list[str | None], verdicts: list[Verdict],
+    def judge(self, task: Task, answers: list[str | None], verdicts: list[Verdict],
                limits: Limits) -> list[str]:
         """"correct" | "wrong" | "malformed" | UNJUDGED | VIOLATION per attempt."""
         claims = claims_of(verdicts)

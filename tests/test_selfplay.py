@@ -107,7 +107,7 @@ def dealt(s, *steps: int) -> list[list[tuple]]:
     found = []
     for step in steps:
         rollout, batch = selfplay.propose(s, filled(), matched(), step)
-        selfplay.verify(s, filled(), batch, step)
+        selfplay.verify_proposals(s, filled(), batch, step)
         assert rollout is None and selfplay.teacher_rows(rollout, batch) is None
         assert [p.teacher.name for p in batch] == ["T0"] * 6 + ["T1"] * 6 and all(p.task for p in batch)
         assert {p.kind for p in batch} == {"code_o", "code_i"}
@@ -149,14 +149,14 @@ FAILS = ["error", ""]                       # a duplicate of what failed is welc
 def test_duplicates(setup, dedupe, reasons, again):
     s, archive = setup(dedupe=dedupe), seeded()
     first, second = proposed(*BATCH), proposed(*BATCH)
-    selfplay.verify(s, archive, first, 0)
+    selfplay.verify_proposals(s, archive, first, 0)
     assert [p.reason for p in first] == reasons
     valid = [p.task for p in first if p.task]
     assert [bool(p.task) for p in first] == [not reason for reason in reasons]
     assert [t.id for t in valid] == list(range(1, len(valid) + 1)) and {t.step for t in valid} == {0}
     for t in valid:
         archive.add(t, structural_hash(t.program))
-    selfplay.verify(s, archive, second, 1)
+    selfplay.verify_proposals(s, archive, second, 1)
     assert [p.reason for p in second] == again
 
 
@@ -168,7 +168,7 @@ def test_a_task_that_leaves_no_room_for_an_answer_is_refused(setup):
     room = 256 - len(render(prompt, "micro", s.base.tokenizer).ids)
     for max_new_tokens, reasons in ((room, ["", "prompt_too_long"]), (80, ["", ""])):
         batch = proposed(short, long)
-        selfplay.verify(setup(max_new_tokens=max_new_tokens), seeded(), batch, 0)
+        selfplay.verify_proposals(setup(max_new_tokens=max_new_tokens), seeded(), batch, 0)
         assert [p.reason for p in batch] == reasons
 
 
@@ -195,7 +195,7 @@ def test_parents_are_what_the_prompt_showed(setup):
     pair[0].few_shot = archive.references("code_o", 2, random.Random(0))
     pair[1].kind, pair[1].few_shot = "code_f", archive.references("code_f", 2, random.Random(0))
     pair[1].proposal = Proposal("code_f", pair[1].few_shot[0].program, inputs)
-    selfplay.verify(s, archive, pair, 0)
+    selfplay.verify_proposals(s, archive, pair, 0)
     assert [p.task.parents for p in pair] == [(), (pair[1].few_shot[0].id,)]
 
 

@@ -19,11 +19,14 @@ from safetensors.torch import save_file
 
 from infra.errors import UserError, demand, explained
 from infra.precision import quantize
-from lora import TARGETS, Adapters, Factors
+from lora import TARGETS, Adapters, Factors, name_of
 from model import Base, Model, ModelConfig, rope_frequencies
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# Files of a base, and tensors in them
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
 # model_type -> fields of model.ModelConfig that its config.json does not have
 ARCHITECTURES = {
     "qwen2": dict(attention_bias=True, output_bias=False, mlp_bias=False),
@@ -94,7 +97,9 @@ def read_config(path: Path) -> ModelConfig:
     known = {f.name for f in fields(ModelConfig)}
     odd = ARCHITECTURES[config["model_type"]].keys() - known
     assert not odd, f"ARCHITECTURES of weights/__init__.py: model.ModelConfig has no field {', '.join(odd)}"
-    full = dict(output_bias=config.get("attention_bias")) | config | ARCHITECTURES[config["model_type"]]
+    full = dict(output_bias=config.get("attention_bias"))       # Llama has one flag for both
+    full |= config
+    full |= ARCHITECTURES[config["model_type"]]
     full["rope_parameters"] = {"original_max_position_embeddings": context} | rope
     window = config.get("sliding_window")
     # transformers takes whatever stands there, null too, and raises when the first token is computed
@@ -159,8 +164,9 @@ def converted(file: Path, name: str, tensor: torch.Tensor, dtype: torch.dtype,
     """A file's tensor as it is computed with; of a block's matrix in int8 q and its scale. Raises UserError
     where it holds NaN or infinity: the model would answer nothing, and no member would learn."""
     if int8 and name.startswith("model.layers.") and tensor.ndim == 2:
-        q, scale = quantize(tensor, dtype)
-        parts, checked = {name: q, f"{name.removesuffix('.weight')}.scale": scale}, scale
+        q, checked = quantize(tensor, dtype)
+        layer = name.removesuffix(".weight")
+        parts = {name: q, f"{layer}.scale": checked}
     else:
         checked = tensor.to(dtype)
         parts = {name: checked}
@@ -205,16 +211,19 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu
     return model.eval()
 
 
-def end_tokens(path: Path, tokenizer) -> tuple[int, ...]:
+# Here and in model.Base a tokenizer is `object`: transformers takes a second to import, and says its type.
+
+def end_tokens(path: Path, tokenizer: object) -> tuple[int, ...]:
     """Every id that ends an answer, from config.json, generation_config.json and the tokenizer together."""
     ids = {tokenizer.eos_token_id}
-    for file in {path / "config.json", path / "generation_config.json"} & set(path.iterdir()):
-        eos = json.loads(file.read_text()).get("eos_token_id")
-        ids |= set(eos) if isinstance(eos, list) else {eos}
+    for file in (path / "config.json", path / "generation_config.json"):
+        if file.exists():
+            eos = json.loads(file.read_text()).get("eos_token_id")
+            ids.update(eos if isinstance(eos, list) else [eos])
     return tuple(sorted(ids - {None}))
 
 
-def is_chat_model(tokenizer, eos_ids: tuple[int, ...]) -> bool:
+def is_chat_model(tokenizer: object, eos_ids: tuple[int, ...]) -> bool:
     """Whether the chat template ends an answer with a token that ends the model's answers: base models may
     carry the template of their family (those of Qwen2.5 do) without being trained in it."""
     question, answer = dict(role="user", content="question"), dict(role="assistant", content="answer")
@@ -225,17 +234,21 @@ def is_chat_model(tokenizer, eos_ids: tuple[int, ...]) -> bool:
     return any(token in end for token in tokenizer.convert_ids_to_tokens(list(eos_ids)))
 
 
-def load_tokenizer(path: Path):
+def load_tokenizer(path: Path) -> tuple[object, str]:
     """The directory's tokenizer, and the prompt format that model and tokenizer want. Raises UserError."""
     from transformers import PreTrainedTokenizerFast  # an architecture's own class may split text otherwise
     with explained(f"{path} has no usable tokenizer.json: fetch the model again (--plan does without one "
                    "where --prompt-format is given)"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path, tokenizer_file=str(path / "tokenizer.json"))
-    usual = "chat" if is_chat_model(tokenizer, end_tokens(path, tokenizer)) else "base"
-    return tokenizer, json.loads((path / "config.json").read_text()).get("prompt_format", usual)
+    prompt_format = "base"
+    if is_chat_model(tokenizer, end_tokens(path, tokenizer)):
+        prompt_format = "chat"
+    config = json.loads((path / "config.json").read_text())
+    return tokenizer, config.get("prompt_format", prompt_format)        # the bundled base says its own
 
 
-def load_base(name: str, dtype: torch.dtype = torch.float32, device="cpu", int8: bool = False) -> Base:
+def load_base(name: str, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+              int8: bool = False) -> Base:
     """Everything about the base of a directory or hub id; see load_model. Raises UserError."""
     path = resolve(name)
     model = load_model(path, dtype, device, int8).fuse()
@@ -272,22 +285,36 @@ def model_card(adapters: Adapters, base_name: str | None, base_hash: str) -> str
 
     The hub refuses a base_model that is no id of its own, so that a base of a directory gets no such line."""
     head = ["library_name: peft", "pipeline_tag: text-generation", "tags:", "- lora", "- self-play"]
+    text = CARD.format(base=base_name, rank=adapters.rank, alpha=adapters.alpha, files=base_hash or "unknown")
     is_id = base_name and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base_name) and not Path(base_name).is_dir()
     if is_id:           # in quotes: without them YAML would read a name like 1e5 as a number
-        head = [f'base_model: "{base_name}"', *head, f'- "base_model:adapter:{base_name}"']
-    text = CARD.format(base=base_name, rank=adapters.rank, alpha=adapters.alpha, files=base_hash or "unknown")
-    return "\n".join(["---", *head, "---", text if is_id else text + NO_ID])
+        head.insert(0, f'base_model: "{base_name}"')
+        head.append(f'- "base_model:adapter:{base_name}"')
+    else:
+        text += NO_ID
+    return "\n".join(["---", *head, "---", text])
 
 
 def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_hash: str = "") -> None:
     """Write member p as a PEFT directory: adapter_config.json, adapter_model.safetensors in float32, and the
     model card README.md."""
-    config = dict(peft_type="LORA", task_type="CAUSAL_LM", base_model_name_or_path=base_name, r=adapters.rank,
-                  lora_alpha=adapters.alpha, lora_dropout=0.0, bias="none", fan_in_fan_out=False,
-                  inference_mode=True, target_modules=sorted({path.rsplit(".")[-1] for path in adapters.A}))
+    config = dict(
+        peft_type="LORA",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base_name,
+        r=adapters.rank,
+        lora_alpha=adapters.alpha,
+        lora_dropout=0.0,
+        bias="none",
+        fan_in_fan_out=False,
+        inference_mode=True,
+        target_modules=sorted(set(map(name_of, adapters.A))))
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {f"base_model.model.{path}.lora_{which}.weight": factor.cpu()
-               for path, pair in adapters.factors(p).items() for which, factor in zip("AB", pair)}
+    tensors = {}
+    for path, (A, B) in adapters.factors(p).items():
+        layer = f"base_model.model.{path}"
+        tensors[f"{layer}.lora_A.weight"] = A.cpu()
+        tensors[f"{layer}.lora_B.weight"] = B.cpu()
     # a single entry: the library leaves the order of several to chance, and files of equal content are equal
     save_file(tensors, directory / "adapter_model.safetensors", metadata={"base_files": base_hash})
     (directory / "adapter_config.json").write_text(json.dumps(config, indent=1))
@@ -321,7 +348,7 @@ def read_factors(directory: Path, tensors: dict[str, torch.Tensor], rank: int) -
         demand(found, f"{directory}: {name} is no factor of a plain LoRA as PEFT names it "
                "(base_model.model.LAYER.lora_A.weight): train or save it without this tensor")
         path, which = found.groups()
-        demand(path.rsplit(".")[-1] in TARGETS, f"{directory} covers {path}, but members can cover only "
+        demand(name_of(path) in TARGETS, f"{directory} covers {path}, but members can cover only "
                f"{', '.join(TARGETS)}: train it again with target_modules of these")
         size = tensor.shape["AB".index(which)] if tensor.ndim == 2 else 0
         demand(size == rank and tensor.is_floating_point(), f"{directory}: {name} {tuple(tensor.shape)} is "

@@ -41,35 +41,42 @@ def compare(base: Base, n_new: int = 64, text: str = "def fibonacci(n):\n") -> d
     n_new = min(n_new, base.model.cfg.max_position_embeddings - len(prompt))
     endless = replace(base, eos_ids=())         # a base that ends at once would have nothing to compare
     rollout = generate(endless, None, Prompts([prompt], [-1], [(0,)]), SamplingParams(1, 0.0, n_new))
-    ids = rollout.ids[:, :int(rollout.length)]
-    ours, theirs = base.model.logits(base.model(ids)), reference(ids).logits
+    ids = rollout.ids[:, :int(rollout.length)]                  # (1, T)
+    ours = base.model.logits(base.model(ids))                   # (1, T, V)
+    theirs = reference(ids).logits
     answer = ids[0, len(prompt):]
-    same = theirs[0, len(prompt) - 1:-1].argmax(-1) == answer
-    return dict(base=str(base.path), max_abs_diff=(ours - theirs).abs().max().item(), tokens=int(same.sum()),
-                of=len(same), text=base.tokenizer.decode(answer))
+    likeliest = theirs[0, len(prompt) - 1:-1].argmax(-1)        # what stands before a token predicts it
+    same = likeliest == answer
+    return dict(
+        base=str(base.path),
+        max_abs_diff=(ours - theirs).abs().max().item(),
+        tokens=int(same.sum()),
+        of=len(same),
+        text=base.tokenizer.decode(answer))
 
 
 def show_parsed(base: Base, n_new: int = 0) -> None:
     """Print the likeliest text of the base as a teacher and as a student, in training's prompt format, and
     what the parsers make of it. n_new: tokens of a text, at most; 0 = as in training."""
-    prompt_format, kind = base.prompt_format, TASK_TYPES[KIND]
+    prompt_format = base.prompt_format
+    task_type = TASK_TYPES[KIND]
     cfg = resolve_config(Config(max_new_tokens=n_new or None), prompt_format)
     limits = Limits.of_run(cfg, prompt_format, base.tokenizer)
-    asked = [kind.propose(prompt_format, [EXAMPLE], make_rng(cfg.seed, 0, PROPOSE), limits),
-             kind.solve(prompt_format, TASK, limits)]
+    asked = [task_type.propose(prompt_format, [EXAMPLE], make_rng(cfg.seed, 0, PROPOSE), limits),
+             task_type.solve(prompt_format, TASK, limits)]
     setup = Setup(cfg, base, None, ALONE, None, limits)
     _, (proposed, answered) = ask(setup, asked, [-1, -1], 0, PROPOSE, 1, temperature=0.0)
 
     print(f"--- as a teacher of {KIND}, in the prompt format {prompt_format}, it writes\n{proposed}")
-    proposal = kind.parse_proposal(proposed, prompt_format, [EXAMPLE], limits)
-    refused = proposal if isinstance(proposal, Reject) else kind.check(proposal, limits)
+    proposal = task_type.parse_proposal(proposed, prompt_format, [EXAMPLE], limits)
+    refused = proposal if isinstance(proposal, Reject) else task_type.check(proposal, limits)
     if refused:
         print(f"--- which is refused: {refused.reason}")
     else:
         print(f"--- which is read as the program and the call\n{proposal.program}\nf({proposal.inputs[0]})")
 
     print(f"--- as a student, asked for f({TASK.inputs[0]}) of\n{TASK.program}\n--- it writes\n{answered}")
-    answer = kind.parse_answer(answered, prompt_format, TASK, limits)
+    answer = task_type.parse_answer(answered, prompt_format, TASK, limits)
     if answer is None:
         print("--- which is malformed")
     else:

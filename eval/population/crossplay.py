@@ -78,7 +78,7 @@ def new_tasks(
             break
         pairs = list(zip(teachers, teachers))
         _, proposed = selfplay.propose(setup, archive, pairs, anew)
-        selfplay.verify(setup, archive, proposed, anew)
+        selfplay.verify_proposals(setup, archive, proposed, anew)
         for p in proposed:
             if p.task:
                 written[p.teacher.name].append(p.task)

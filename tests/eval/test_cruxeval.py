@@ -46,7 +46,7 @@ def test_inputs_that_are_expressions_are_evaluated_once(sandbox):
     limits = Limits.for_format("direct")
     for task in inverse.values():                   # the published input is an answer
         job, = TASK_TYPES["code_i"].answer_jobs(task, [task.inputs[0]], limits)
-        assert TASK_TYPES["code_i"].verify(task, [task.inputs[0]], sandbox.run([job]), limits) == ["correct"]
+        assert TASK_TYPES["code_i"].judge(task, [task.inputs[0]], sandbox.run([job]), limits) == ["correct"]
     with pytest.raises(UserError, match="sample_0 has an output that cannot be read"):
         cruxeval.tasks_of([ROWS[0] | dict(output="open('x')")], "code_o", "exact", sandbox.run)
 

@@ -90,7 +90,7 @@ def test_an_attempt_whose_judging_fails_is_neither_right_nor_wrong(narrow, kind)
         wrong = [["```python\ndef f(x):\n    return x\n```"]]
         assert verify_answers([task], wrong, "chat", LIMITS, failing(narrow.run)) == [["wrong"]]
         verdicts = narrow.run([Job("import os\ndef f(x): os.fork()", task.inputs[5:])])
-        assert TASK_TYPES[kind].verify(task, ["p"], verdicts, LIMITS) == [VIOLATION]
+        assert TASK_TYPES[kind].judge(task, ["p"], verdicts, LIMITS) == [VIOLATION]
 
 
 def test_a_row_left_out_gets_no_reward_and_no_gradient(setup):

@@ -28,7 +28,7 @@ def judge(task, prompt_format, text):
     kind, limits = TASK_TYPES[task.kind], MICRO if prompt_format == "micro" else CHAT
     answer = kind.parse_answer(text, prompt_format, task, limits)
     assert kind.answer_jobs(task, [answer], limits) == []
-    return kind.verify(task, [answer], [], limits)[0]
+    return kind.judge(task, [answer], [], limits)[0]
 
 
 # ---------------------------------------------------------------- numbers
