@@ -343,7 +343,7 @@ def accumulate(
         if not broken.any():
             return tally, left_out
         left_out |= broken
-        rows &= ~left_out[o.batch.rollout.member]
+        rows &= ~left_out[o.batch.rollout.member]          # the base, -1, has no row that contributes
         budget = tally.tokens_per_microbatch
 
 
@@ -381,7 +381,9 @@ def one_pass(
                     left += line
                 todo = micro_batches(rollout, left, budget)
                 continue
-            done.weights.add_gradients()            # lack of memory ends the run: half of it may be added
+            # Outside of the try: where memory ends in here, half of the gradients may have been added, and to
+            # split the micro-batch would add them once more. It ends the run.
+            done.weights.add_gradients()
             all_logp[p.row, p.column] = done.logp
             member = send(p.member, device)[p.source // p.ids.shape[1]]         # (M,)
             n_nonfinite.index_add_(0, member, (~done.loss.isfinite()).float())
@@ -446,8 +448,8 @@ def update(
     ranks: Ranks = ALONE,
     desc: str = "",
 ) -> dict:
-    """cfg.epochs optimiser steps. Members without a row that contributes are not touched, whatever their
-    momentum, nor from then on is one whose loss or gradient is not finite.
+    """cfg.epochs optimiser steps. A member without a row that contributes is not touched, whatever its
+    momentum. A member whose loss or gradient is not finite is not touched, either, from that epoch on.
 
     first: what `accumulate` returned for the first epoch, if it was called. Returns trained_tokens and
     skipped members of all epochs and the tokens_per_microbatch that fit; of the first epoch, grad_norm per

@@ -182,7 +182,7 @@ def ask(
     asked = [render(prompt, base.prompt_format, base.tokenizer, base.day) for prompt in prompts]
     keys = []                           # what each row's draws depend on
     for row in range(n * len(prompts)):
-        # a key holds no negative number, and the base's slot is -1
+        # numpy takes no negative number into a key: 1 more, as the base's slot is -1
         keys.append((cfg.seed, step + 1, phase, slots[row // n] + 1, row))
 
     closing = FORMATS[base.prompt_format].closing

@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from infra.errors import UserError
+from infra.errors import UserError, demand
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)       # imports take seconds: Ctrl-C ends them in silence
@@ -49,11 +49,133 @@ from run.terminal import first_of_each, format_task, print_safely
 from selfplay import ProposalRecord, Setup
 from tasks.archive import Archive
 from trueskill_lite import RATINGS, child_rating
-from verifier import open_sandbox
+from verifier import PortableVerifier, Sandbox, open_sandbox
 
-# Whether a run may end after the step with this line of metrics.jsonl
+# Whether a run may end after the step with this line of metrics.jsonl; None = not before its last step
 Enough = Callable[[dict], bool] | None
 
+
+@dataclasses.dataclass
+class Observers:
+    """Who looks at every step's line of metrics.jsonl."""
+    monitors: Monitors              # for alarms
+    forecast: Forecast              # for when the run will end
+    enough: Enough                  # for whether it may end now
+
+
+# --- the loop -----------------------------------------------------------------------------------------------
+
+def train(setup: Setup, state: State, run: RunDir, signals: Signals, enough: Enough = None) -> None:
+    """Steps up to cfg.steps or enough(row). Interrupted leaves the state as before the step."""
+    cfg, adapters = setup.cfg, setup.adapters
+    learning = cfg                                  # later with smaller micro-batches, where memory was short
+    where = dict(ranks=setup.ranks, desc="update" if setup.shows_bars else "")
+    observers = Observers(Monitors(run.rows("metrics.jsonl") if run.writes else ()), Forecast(setup), enough)
+    while state.step < cfg.steps:
+        step, clock = state.step, Stopwatch()
+
+        # 1. match: every teacher, or --matches of them, draws a student; who plays is on the device
+        pairs = selfplay.match(setup, state.members, step)
+        adapters.page_in(member.slot for pair in pairs for member in pair)
+        clock.lap("match")
+
+        # 2. propose: teachers write tasks, the verifier says which are valid
+        rollout, proposed = selfplay.propose(setup, state.archive, pairs, step)
+        clock.lap("propose")
+        selfplay.verify_proposals(setup, state.archive, proposed, step)
+        clock.lap("verify")
+
+        # 3. solve: each student attempts the valid tasks of its teachers; probes ask the same members
+        solved, attempts = selfplay.solve(setup, pairs, proposed, step)
+        clock.lap("solve")
+        probes = probe(setup, state.members, state.heldout, state.unseen, proposed, step)
+        clock.lap("probe")
+
+        # 4. reward and update: one batch for all members, each learns from its own rows; then the ratings
+        selfplay.pay_teachers(setup, state.archive, proposed)
+        written = [selfplay.teacher_rows(rollout, proposed), selfplay.student_rows(setup, solved, attempts)]
+        batch = selfplay.training_batch(setup, written)
+        objective = rl.Objective(setup.base, adapters, batch, rl.advantages(batch, cfg), learning)
+        first = rl.accumulate(objective, **where)
+        with signals:       # until here a signal ends the step at once; now it waits for the checkpoint
+            state.adam.lr.copy_(torch.tensor(evolve.learning_rates(cfg, state.members, step)))
+            update = rl.update(objective, state.adam, first, **where)
+            learning = dataclasses.replace(cfg, tokens_per_microbatch=update["tokens_per_microbatch"])
+            clock.lap("update")
+            matches = rate(cfg, pairs, proposed, step)
+            clock.lap("rate")
+            row = record(setup, state, Step(proposed, batch, objective.adv, update, matches), probes)
+            clock.lap("record")
+
+            # 5. evolve: the weakest are replaced by children of the others
+            births = evolve_population(setup, state, step)
+            clock.lap("evolve")
+            logs = dict(metrics=[row], tasks=task_rows(proposed, step), matches=matches, genealogy=births)
+            if conclude(setup, state, run, observers, logs, clock):
+                return
+
+
+# --- the end of a step --------------------------------------------------------------------------------------
+
+def record(setup: Setup, state: State, step: Step, probes: dict) -> dict:
+    """Add a step's tasks to the archive and its tokens to the totals; returns its line of metrics.jsonl."""
+    valid = [p for p in step.proposed if p.task]
+    for p in valid:
+        state.archive.add(p.task, p.structure)
+    n_tokens = step.batch.rollout.n_tokens
+    state.totals["generated"] += int(n_tokens.sum()) + probes.get("probe_tokens", 0)
+    state.totals["trained"] += step.update["trained_tokens"]
+    measured = measures(setup.cfg, setup.base.prompt_format, setup.adapters, state, step)
+    row = dict(step=state.step, **measured, **memory(setup.ranks.device), **probes)
+    row["sandbox_failures"] += row.pop("probe_failures", 0)
+    if not state.heldout:                       # a base without held-out tasks: the run's first valid ones
+        state.heldout = [p.task for p in valid][:setup.cfg.n_heldout]
+    return row
+
+
+def conclude(
+    setup: Setup,
+    state: State,
+    run: RunDir,
+    observers: Observers,
+    logs: dict[str, list[dict]],    # name of a log -> the step's lines
+    clock: Stopwatch,
+) -> bool:
+    """End a step: complete its line of metrics.jsonl, write its lines, and a checkpoint where one is due.
+    Returns whether the run is over. Raises Halted where an alarm of --halt-on begins, and UserError where the
+    processes have gone apart."""
+    cfg, ranks = setup.cfg, setup.ranks
+    ranks.check_population(setup.adapters, state.members, f"step {state.step}")
+    state.step += 1
+    [row] = logs["metrics"]
+    row["alarms"], begun, notes = ranks.broadcast(lambda: observers.monitors.look(row))
+    row["births"] = [birth["child"] for birth in logs["genealogy"] if birth["child"]]
+    row["tokens_generated"] = state.totals["generated"]         # once more: trials have added to it
+    row["seconds"] = clock.seconds
+    tell(run, logs, notes + observers.forecast.look(state, row), cfg.show)
+    if state.step % cfg.save_every == 0:
+        save(run, state, setup)
+    # it is asked after the last step, too: callers also use it to look at every row
+    if observers.enough and observers.enough(row) or state.step == cfg.steps:
+        return True
+    for name in begun:
+        if name in cfg.halt_on:
+            raise Halted(f"halted by --halt-on ({name}: {row['alarms'][name]})")
+    return False
+
+
+def tell(run: RunDir, logs: dict[str, list[dict]], notes: list[str], n_shown: int) -> None:
+    """A step's lines in the run's logs and on the terminal."""
+    for name, rows in logs.items():
+        run.append(f"{name}.jsonl", rows)
+    if run.writes:
+        print(line(logs["metrics"][0]), flush=True)
+        shown = [format_task(row) for row in first_of_each(logs["tasks"], n_shown)]
+        for words in shown + notes:
+            print_safely(words)
+
+
+# --- ratings ------------------------------------------------------------------------------------------------
 
 def rate(
     cfg: Config,
@@ -206,124 +328,6 @@ def replace_victim(
     return evolve.genealogy(birth, child, norm_ratio) | trial
 
 
-# --- the loop -----------------------------------------------------------------------------------------------
-
-def train(setup: Setup, state: State, run: RunDir, signals: Signals, enough: Enough = None) -> None:
-    """Steps up to cfg.steps or enough(row). Interrupted leaves the state as before the step."""
-    cfg, adapters = setup.cfg, setup.adapters
-    learning = cfg                                  # with micro-batches that fit into memory
-    where = dict(ranks=setup.ranks, desc="update" if setup.shows_bars else "")
-    observers = Observers(Monitors(run.rows("metrics.jsonl") if run.writes else ()), Forecast(setup), enough)
-    while state.step < cfg.steps:
-        step, clock = state.step, Stopwatch()
-
-        # 1. match: every teacher, or --matches of them, draws a student; who plays is on the device
-        pairs = selfplay.match(setup, state.members, step)
-        adapters.page_in(member.slot for pair in pairs for member in pair)
-        clock.lap("match")
-
-        # 2. propose: teachers write tasks, the verifier says which are valid
-        rollout, proposed = selfplay.propose(setup, state.archive, pairs, step)
-        clock.lap("propose")
-        selfplay.verify_proposals(setup, state.archive, proposed, step)
-        clock.lap("verify")
-
-        # 3. solve: each student attempts the valid tasks of its teachers; probes ask the same members
-        solved, attempts = selfplay.solve(setup, pairs, proposed, step)
-        clock.lap("solve")
-        probes = probe(setup, state.members, state.heldout, state.unseen, proposed, step)
-        clock.lap("probe")
-
-        # 4. reward and update: one batch for all members, each learns from its own rows; then the ratings
-        selfplay.pay_teachers(setup, state.archive, proposed)
-        written = [selfplay.teacher_rows(rollout, proposed), selfplay.student_rows(setup, solved, attempts)]
-        batch = selfplay.training_batch(setup, written)
-        objective = rl.Objective(setup.base, adapters, batch, rl.advantages(batch, cfg), learning)
-        first = rl.accumulate(objective, **where)
-        with signals:       # a signal may end the first gradient; from here to the checkpoint it waits
-            state.adam.lr.copy_(torch.tensor(evolve.learning_rates(cfg, state.members, step)))
-            update = rl.update(objective, state.adam, first, **where)
-            learning = dataclasses.replace(cfg, tokens_per_microbatch=update["tokens_per_microbatch"])
-            clock.lap("update")
-            matches = rate(cfg, pairs, proposed, step)
-            clock.lap("rate")
-            row = record(setup, state, Step(proposed, batch, objective.adv, update, matches), probes)
-            clock.lap("record")
-
-            # 5. evolve: the weakest are replaced by children of the others
-            births = evolve_population(setup, state, step)
-            clock.lap("evolve")
-            logs = dict(metrics=[row], tasks=task_rows(proposed, step), matches=matches, genealogy=births)
-            if conclude(setup, state, run, observers, logs, clock):
-                return
-
-
-def record(setup: Setup, state: State, step: Step, probes: dict) -> dict:
-    """Add a step's tasks to the archive and its tokens to the totals; returns its line of metrics.jsonl."""
-    valid = [p for p in step.proposed if p.task]
-    for p in valid:
-        state.archive.add(p.task, p.structure)
-    n_tokens = step.batch.rollout.n_tokens
-    state.totals["generated"] += int(n_tokens.sum()) + probes.get("probe_tokens", 0)
-    state.totals["trained"] += step.update["trained_tokens"]
-    measured = measures(setup.cfg, setup.base.prompt_format, setup.adapters, state, step)
-    row = dict(step=state.step, **measured, **memory(setup.ranks.device), **probes)
-    row["sandbox_failures"] += row.pop("probe_failures", 0)
-    if not state.heldout:                       # a base without held-out tasks: the run's first valid ones
-        state.heldout = [p.task for p in valid][:setup.cfg.n_heldout]
-    return row
-
-
-@dataclasses.dataclass
-class Observers:
-    """Who looks at every step's line of metrics.jsonl."""
-    monitors: Monitors              # for alarms
-    forecast: Forecast              # for when the run will end
-    enough: Enough                  # for whether it may end now
-
-
-def conclude(
-    setup: Setup,
-    state: State,
-    run: RunDir,
-    observers: Observers,
-    logs: dict[str, list[dict]],    # name of a log -> the step's lines
-    clock: Stopwatch,
-) -> bool:
-    """End a step: complete its line of metrics.jsonl, write its lines, and a checkpoint where one is due.
-    Returns whether the run is over. Raises Halted where an alarm of --halt-on begins, and UserError where the
-    processes have gone apart."""
-    cfg, ranks = setup.cfg, setup.ranks
-    ranks.check_population(setup.adapters, state.members, f"step {state.step}")
-    state.step += 1
-    [row] = logs["metrics"]
-    row["alarms"], begun, notes = ranks.broadcast(lambda: observers.monitors.look(row))
-    row["births"] = [birth["child"] for birth in logs["genealogy"] if birth["child"]]
-    row["tokens_generated"] = state.totals["generated"]         # once more: trials have added to it
-    row["seconds"] = clock.seconds
-    tell(run, logs, notes + observers.forecast.look(state, row), cfg.show)
-    if state.step % cfg.save_every == 0:
-        save(run, state, setup)
-    # it is asked after the last step, too: callers also use it to look at every row
-    if observers.enough and observers.enough(row) or state.step == cfg.steps:
-        return True
-    for name in begun:
-        if name in cfg.halt_on:
-            raise Halted(f"halted by --halt-on ({name}: {row['alarms'][name]})")
-    return False
-
-
-def tell(run: RunDir, logs: dict[str, list[dict]], notes: list[str], n_shown: int) -> None:
-    """A step's lines in the run's logs and on the terminal."""
-    for name, rows in logs.items():
-        run.append(f"{name}.jsonl", rows)
-    if run.writes:
-        print(line(logs["metrics"][0]), flush=True)
-        shown = [format_task(row) for row in first_of_each(logs["tasks"], n_shown)]
-        for words in shown + notes:
-            print_safely(words)
-
-
 # --- a whole run --------------------------------------------------------------------------------------------
 
 def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
@@ -354,16 +358,15 @@ def main(cfg: Config, enough: Enough = None) -> RunDir:
     with contextlib.ExitStack() as stack:
         # What can fail here fails in all processes at once: none is left waiting for another.
         cfg, base = ranks.together(lambda: prepare(cfg, ranks))
-        alone = ranks.rank == 0
-        sandbox = ranks.together(lambda: open_sandbox(cfg.verifier, cfg.prompt_format) if alone else None)
+        sandbox = ranks.together(lambda: sandbox_of(cfg, ranks))
         stack.enter_context(sandbox or contextlib.nullcontext())
         run, resuming = open_run(cfg, ranks)
         before = config_of_run(run.config(), run.path) if resuming else cfg
         cfg, base = keep_date(cfg, base, before.date, ranks)
-        changed = differing(flags_of(before), flags_of(cfg), FREE) if resuming else []
-        if changed:
-            raise UserError(f"{run.path} was started with another configuration: {', '.join(changed)}; "
-                            "leave these flags out, or give another --name")
+        if resuming:
+            changed = differing(flags_of(before), flags_of(cfg), FREE)
+            demand(not changed, f"{run.path} was started with another configuration: {', '.join(changed)}; "
+                   "leave these flags out, or give another --name")
 
         setup, adam = populate(cfg, base, ranks, sandbox, shows_bars=run.writes and sys.stderr.isatty())
         frozen = hash_base(base, ranks)
@@ -388,8 +391,8 @@ def main(cfg: Config, enough: Enough = None) -> RunDir:
             save_once(run, state, setup)
             if run.writes:
                 print(f"{e}: saved before step {state.step}; go on with --resume {run.path}", file=sys.stderr)
-            if isinstance(e, Halted):       # torchrun ends all when one leaves: first the checkpoint
-                ranks.broadcast(lambda: None)
+            if isinstance(e, Halted):       # all come here; torchrun ends the others when the first leaves,
+                ranks.broadcast(lambda: None)       # so they wait for each other's checkpoint
             raise
         except RuntimeError:
             if not (ranks.rank and signals.pending):
@@ -400,6 +403,13 @@ def main(cfg: Config, enough: Enough = None) -> RunDir:
             print(summary(run.rows("metrics.jsonl")))
             print(f"everything lies in {run.path}; python -m report {run.path} draws it")
     return run
+
+
+def sandbox_of(cfg: Config, ranks: Ranks) -> Sandbox | PortableVerifier | None:
+    """The verifier, in process 0 alone: its verdicts are told to the others."""
+    if ranks.rank > 0:
+        return None
+    return open_sandbox(cfg.verifier, cfg.prompt_format)
 
 
 def save_once(run: RunDir, state: State, setup: Setup) -> None:
