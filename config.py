@@ -235,6 +235,7 @@ def flags_of(cfg: Config) -> dict[str, object]:
     """What config.json holds: each flag as the command line writes it."""
     flags = {}
     for name, value in vars(cfg).items():
+        # numbers stay numbers: a report compares them
         flags[name] = text_of(value) if isinstance(value, tuple) else value
     return flags
 
@@ -246,7 +247,7 @@ def config_of(flags: dict[str, object]) -> Config:
     for f in fields(Config):
         text = given.get(f.name)
         if f.type not in (Names, Numbers) or not isinstance(text, str):
-            continue
+            continue                                # it is no tuple, or is one already, or a preset's
         parts = tuple(text.split(",")) if text else ()
         if f.type == Numbers:
             try:
@@ -267,6 +268,7 @@ def default_of(f: Field) -> str:
     presets = PRESETS
     if f.name in ALGORITHMS[Config.algo]:
         presets = ALGORITHMS
+    # What all presets have in common is said once.
     names_of = {}                       # default -> the presets that have it
     for name, preset in presets.items():
         value = preset.get(f.name, f.default)
@@ -312,6 +314,7 @@ def parse_args(
 ) -> Config:
     """Command line to Config; exits with code 2. What the command line says goes before what a run says."""
     given = vars(command_line(description).parse_args(argv))
+    # --resume itself says which run: its flags are read second, and what is given now goes before them
     cfg = config_of(given)
     if saved and cfg.resume:
         cfg = config_of(saved(cfg) | given)
@@ -320,6 +323,7 @@ def parse_args(
 
 def config_of_run(saved: dict, path: Path | str) -> Config:
     """The Config that the config.json of the run at `path` holds. Raises UserError for another version's."""
+    # A flag that has come or gone may mean another computation: nothing is guessed.
     odd = sorted(set(saved) ^ {f.name for f in fields(Config)})
     flags = ", ".join(map(spelled, odd))
     demand(not odd, f"{path} was made by another version, whose flags differ in {flags}: use the commit that "
@@ -351,6 +355,7 @@ def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Conf
 
     demand(cfg.teachers or cfg.pop % 2 == 0,
            f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number, or --teachers")
+    # what follows from other flags, once these are known
     changes = {}
     if not cfg.teachers:
         changes["teachers"] = cfg.pop // 2
@@ -401,6 +406,7 @@ def check(cfg: Config) -> None:
     """Values in their ranges, and flags that agree. Raises UserError with the fix."""
     for f in fields(cfg):
         check_value(f, getattr(cfg, f.name))
+    # from here on each value by itself is legal
     check_run(cfg)
     check_population(cfg)
     check_litter(cfg)
@@ -441,6 +447,7 @@ def check_litter(cfg: Config) -> None:
     replaces = cfg.evolve != "none" and cfg.replace_frac > 0 and n_students > 1 and not cfg.single
     demand(replaces, f"--litter {cfg.litter}: this run replaces no student: leave --litter out, or give an "
            "--evolve other than none, a --replace-frac above 0, and at least two students")
+    # an operator that draws nothing makes but one child of the same parents
     n_parents = n_students - max(1, int(cfg.replace_frac * n_students))
     most = n_children(cfg.evolve, n_parents)
     demand(cfg.litter <= most, f"--litter {cfg.litter}: of {n_parents} student(s) that stay, --evolve "

@@ -42,7 +42,7 @@ from tasks.base import Reject  # what a proposal becomes that is no task
 from tasks.validation import Limits  # how long programs and values may be
 from verifier import open_sandbox  # where programs run
 
-BASE = Path(__file__).resolve().parent / "micro" / "base"
+BASE_DIR = Path(__file__).resolve().parent / "micro" / "base"
 FORMAT = "micro"                                    # the prompt format that this base knows
 LIMITS = Limits.for_format(FORMAT)
 DEDUCTION = TASK_TYPES["code_o"]                    # given a program and an input, find the output
@@ -90,12 +90,12 @@ class LoRALinear(torch.nn.Linear):
 
 def load_base():
     """The base, frozen, with its tokenizer, the blocks' linear layers having become LoRALinear."""
-    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32).requires_grad_(False)
+    model = AutoModelForCausalLM.from_pretrained(BASE_DIR, dtype=torch.float32).requires_grad_(False)
     for name, layer in model.model.named_modules():
         if isinstance(layer, torch.nn.Linear):
             layer.__class__ = LoRALinear            # the same weights, our forward
             layer.name = f"model.{name}"
-    model.tokenizer = AutoTokenizer.from_pretrained(BASE)
+    model.tokenizer = AutoTokenizer.from_pretrained(BASE_DIR)
     return model
 
 def founder(model, role, number, gen):
@@ -286,7 +286,7 @@ def rate(winner, loser, draw=False):
     """New ratings of both after a match; after a draw their order does not matter."""
     winner, loser = winner + DRIFT, loser + DRIFT
     lead = (winner + NOISE) - (loser + NOISE)       # what was believed before the match
-    low, high = DRAW_MARGIN, 1e3                    # the winner's was between; 1e3 is "any"
+    low, high = DRAW_MARGIN, 1e3                    # of a winner: any lead above the margin
     if draw:
         low, high = -DRAW_MARGIN, DRAW_MARGIN
     c = lead.stdev
@@ -300,7 +300,7 @@ def rate(winner, loser, draw=False):
 
 def rate_match(teacher, student, rows):
     """The student wins if it solved more than the ratings expect, or was given no task at all."""
-    surprise = 1.0
+    surprise = 1.0                                  # no task: whoever writes none has lost
     if rows:
         surprise = solve_rate(rows) - p_win(student.rating, teacher.rating)
     winner, loser = (student, teacher) if surprise > 0 else (teacher, student)
@@ -314,7 +314,7 @@ def match(teachers, students, rng):
     for teacher in rng.sample(teachers, len(teachers)):
         pool = pool or list(students)
         wins = [p_win(student.rating, teacher.rating) for student in pool]
-        even = [p * (1.0 - p) for p in wins]
+        even = [p * (1.0 - p) for p in wins]        # largest where both may win
         weights = [0.9 * x / sum(even) + 0.1 / len(pool) for x in even]
         [student] = rng.choices(pool, weights)
         pool.remove(student)
@@ -412,7 +412,7 @@ def main(seed=0, pop=8, steps=30):
     students = [founder(model, "student", i, gen) for i in range(pop // 2)]
     seen = set()
     with open_sandbox("auto", FORMAT, workers=1) as sandbox:
-        heldout = [task_of(p, sandbox, set()) for p in read_tasks(BASE / "heldout.jsonl")[:56]]
+        heldout = [task_of(p, sandbox, set()) for p in read_tasks(BASE_DIR / "heldout.jsonl")[:56]]
         for step in range(steps + 1):
             if step % 10 == 0:
                 rows = []

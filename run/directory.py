@@ -30,11 +30,12 @@ class RunDir:
     """One run's directory. Process 0 alone writes; the others hold one with writes=False and only read."""
 
     def __init__(self, path: Path, writes: bool = True):
-        self.path, self.writes = path, writes
+        self.path = path
+        self.writes = writes
         if not writes:
             return
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(path / "lock", "a")
+        self._lock = open(path / "lock", "a")           # held while this object lives
         try:
             if fcntl:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,8 +57,12 @@ class RunDir:
             return parse(self.path / name)
         except DAMAGE as e:
             step, inside, _ = name.partition("/")
-            way = f"remove all of {step} to go on from the checkpoint before" if inside else "restore it"
-            why = e if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
+            way = "restore it"
+            if inside:                          # of a checkpoint, and there may be another one
+                way = f"remove all of {step} to go on from the checkpoint before"
+            why = str(e)
+            if not isinstance(e, UserError):
+                why = f"{type(e).__name__}: {e}"
             raise UserError(f"{self.path / name} is damaged or missing ({why}): {way}, or start anew under "
                             "another --name") from e
 
@@ -89,9 +94,10 @@ class RunDir:
     def append(self, name: str, rows: list[dict]) -> None:
         """Append rows to a log as JSON lines; what is not finite becomes null, JSON's only word for it."""
         if self.writes and rows:
-            finite = json.loads(json.dumps(rows), parse_constant=lambda name: None)
+            finite = json.loads(json.dumps(rows), parse_constant=lambda name: None)     # NaN, Infinity
+            lines = [json.dumps(row) + "\n" for row in finite]
             with open(self.path / name, "a") as f:
-                f.write("".join(json.dumps(row) + "\n" for row in finite))
+                f.write("".join(lines))         # in one go: a kill leaves few half steps
 
     def sizes(self) -> dict[str, int]:
         """Length of each log in bytes; 0 where it is not there."""
@@ -112,12 +118,15 @@ class RunDir:
         OSError when the disk is full, after removing what it had begun; earlier ones are untouched."""
         if not self.writes:
             return
-        final, part = self.path / f"step_{step}", self.path / f"step_{step}.part"
+        final = self.path / f"step_{step}"
+        part = self.path / f"step_{step}.part"
         shutil.rmtree(part, ignore_errors=True)
         try:
             part.mkdir()
             fill(part)
-            (part / "state.json").write_text(json.dumps({**state, "step": step, "logs": self.sizes()}))
+            whole = state | dict(step=step, logs=self.sizes())
+            (part / "state.json").write_text(json.dumps(whole))
+            # On the disk before the name says so: a machine that loses power keeps the order.
             for file in [*self.path.glob("*.jsonl"), *part.rglob("*.*")]:
                 with open(file, "rb") as f:
                     os.fsync(f.fileno())
