@@ -88,15 +88,22 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 # --- caches -------------------------------------------------------------------------------------------------
 
+def empty_layers(cfg: Sizes, shape: tuple[int, ...], dtype: torch.dtype,
+                 device: torch.device | str) -> list[Tensor]:
+    """A tensor of zeros for each layer."""
+    layers = []
+    for _ in range(cfg.num_hidden_layers):
+        layers.append(torch.zeros(shape, dtype=dtype, device=device))
+    return layers
+
+
 class KVCache:
     """Keys and values (B, K, S, D) of each layer, of which the first `length` slots are seen."""
 
     def __init__(self, cfg: Sizes, n_rows: int, n_slots: int, dtype: torch.dtype, device: torch.device | str):
         shape = (n_rows, cfg.num_key_value_heads, n_slots, cfg.head_dim)
-        self.keys, self.values = [], []                                 # a tensor a layer
-        for _ in range(cfg.num_hidden_layers):
-            self.keys.append(torch.zeros(shape, dtype=dtype, device=device))
-            self.values.append(torch.zeros(shape, dtype=dtype, device=device))
+        self.keys = empty_layers(cfg, shape, dtype, device)
+        self.values = empty_layers(cfg, shape, dtype, device)
         self.length = 0
 
     def select(self, rows: Tensor) -> None:
@@ -145,10 +152,8 @@ class PagedCache:
                  device: torch.device | str, kernel: Callable):
         n = -(-n_slots // PAGE)                                         # pages of a row, rounded up
         shape = (n_rows * n, PAGE, cfg.num_key_value_heads, cfg.head_dim)
-        self.keys, self.values = [], []                                 # a tensor a layer
-        for _ in range(cfg.num_hidden_layers):
-            self.keys.append(torch.zeros(shape, dtype=dtype, device=device))
-            self.values.append(torch.zeros(shape, dtype=dtype, device=device))
+        self.keys = empty_layers(cfg, shape, dtype, device)
+        self.values = empty_layers(cfg, shape, dtype, device)
         pages = torch.arange(n_rows * n, dtype=torch.int32, device=device)
         self.table = pages.view(n_rows, n)
         self.kernel = kernel
