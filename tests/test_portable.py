@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="plays the other
 WINDOWS = """
 import os, signal, sys, sysconfig
 import numpy, safetensors.torch, tokenizers, torch, torch._dynamo, torch.distributed, tqdm, transformers
+import transformers.models.qwen2.modeling_qwen2
 sysconfig.get_config_vars()
 for name in "fcntl resource pwd grp termios tty pty syslog posix".split():
     sys.modules[name] = None
