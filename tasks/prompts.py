@@ -29,8 +29,9 @@ OUTPUT = fenced("output", "{output}")
 
 @dataclass(frozen=True)
 class Solved:
-    """A task with its solution, as a student is to write it. The thoughts are short: an answer is as long as
-    those that it has seen, and what exceeds --max-new-tokens is cut off."""
+    """A task with its solution, as a student is to write it. The thoughts are sentences, and short: an answer
+    becomes as long as those that it has seen, and traces line by line led a model of 0.5B into loops. After
+    one solved task it ended without its block more often than not; so there are two."""
     fields: dict[str, str]                  # what the template says of the task, by name
     thoughts: str
     answer: str                             # a block
@@ -88,11 +89,11 @@ TEMPLATES = {
         give="the returned value as a Python literal",
         solved=(
             Solved(dict(program=VOWELS, input="'code'"),
-                   "count = 0\n'c' no, 'o' yes: count = 1, 'd' no, 'e' yes: count = 2",
+                   "The text 'code' has two vowels, 'o' and 'e'.",
                    fenced("output", "{'vowels': 2}")),
             Solved(dict(program=LONG_WORDS, input="['pear', 'fig', 'apple'], 3"),
-                   "n = 3, kept = []\n'pear': 4 > 3, kept = ['PEAR']\n'fig': 3 > 3 is false\n"
-                   "'apple': 5 > 3, kept = ['PEAR', 'APPLE']\nkept[::-1] = ['APPLE', 'PEAR']",
+                   "Longer than 3 are 'pear' and 'apple'. In upper case and reversed they are 'APPLE' and "
+                   "'PEAR'.",
                    fenced("output", "['APPLE', 'PEAR']")))),
     "code_i": Template(
         micro=("propose inp {type}\n", "inp\n{program}\n{output}\n"), opening=EXAMPLE,
@@ -101,11 +102,11 @@ TEMPLATES = {
         give="the arguments, as they would stand between the brackets of a call",
         solved=(
             Solved(dict(program=VOWELS, output="{'vowels': 2}"),
-                   "count = 2: the text has two vowels, such as 'code'",
+                   "A text with two vowels is needed, and 'code' has 'o' and 'e'.",
                    fenced("input", "'code'")),
             Solved(dict(program=LONG_WORDS, output="['APPLE', 'PEAR']"),
-                   "kept[::-1] = ['APPLE', 'PEAR'], kept = ['PEAR', 'APPLE']\n"
-                   "words longer than n: 'pear', 'apple'\nn = 3",
+                   "The words are reversed and in upper case, so 'pear' comes first, then 'apple', and both "
+                   "are longer than 3.",
                    fenced("input", "['pear', 'apple'], 3")))),
     "code_f": Template(
         micro=("args\n{program}\n", "fun\n{pairs}"), opening="```python\nf({input})\nf(",
@@ -121,9 +122,12 @@ the message, named `message`.
         solved=(
             Solved(dict(pairs=INPUT.format(input="[3, 1]") + OUTPUT.format(output="[2, 6]")
                         + INPUT.format(input="[5, 4, 5]") + OUTPUT.format(output="[8, 10, 10]"), hint=""),
-                   "[3, 1] has become [2, 6]: 1 * 2 = 2, 3 * 2 = 6, and they are sorted\n"
-                   "[5, 4, 5] has become [8, 10, 10]: 4 * 2 = 8, 5 * 2 = 10, sorted, too",
-                   fenced("python", DOUBLED)),)),
+                   "Every number is doubled, and the results are sorted.",
+                   fenced("python", DOUBLED)),
+            Solved(dict(pairs=INPUT.format(input="'red green'") + OUTPUT.format(output="['green', 'red']")
+                        + INPUT.format(input="'a b c'") + OUTPUT.format(output="['c', 'b', 'a']"), hint=""),
+                   "The words of the text come out as a list, the last one first.",
+                   fenced("python", "def f(text):\n    return text.split()[::-1]")))),
     "math": Template(
         micro=("propose math\n", "math\n{question}\n"), opening="```question\n",
         example=fenced("question", "{question}") + PROGRAM,
@@ -138,8 +142,11 @@ and not give the answer away. Write two blocks like those above and nothing else
         solve="{question}\n\n", give="the number",
         solved=(
             Solved(dict(question="Ann buys 3 boxes of 6 pens. She gives 4 pens away. How many has she left?"),
-                   "3 * 6 = 18\n18 - 4 = 14",
-                   fenced("answer", "14")),)),
+                   "She buys 3 * 6 = 18 pens and keeps 18 - 4 = 14 of them.",
+                   fenced("answer", "14")),
+            Solved(dict(question="A train goes 40 km in an hour. How far does it go in 3 hours?"),
+                   "In 3 hours it goes 3 * 40 = 120 km.",
+                   fenced("answer", "120")))),
     "logic": Template(
         micro=("propose logic\n", "logic\n{constraints}\n"), opening="```constraints\n",
         example=fenced("constraints", "{constraints}"),
@@ -157,8 +164,11 @@ and nothing else.
         give="each variable as `name = True` or `name = False`, one a line",
         solved=(
             Solved(dict(constraints="a or b\nnot a\nb == c"),
-                   "not a: a = False\na or b: b = True\nb == c: c = True",
-                   fenced("answer", "a = False\nb = True\nc = True")),)),
+                   "a is False. One of a and b is True, so b is, and c equals b.",
+                   fenced("answer", "a = False\nb = True\nc = True")),
+            Solved(dict(constraints="p != q\nq and r"),
+                   "q and r are both True, and p differs from q, so it is False.",
+                   fenced("answer", "p = False\nq = True\nr = True")))),
     "proof": Template(
         opening="```metamath\n",
         propose=METAMATH + """Here are examples of theorems with their proofs:
@@ -306,7 +316,7 @@ FORMATS = {
     "micro": PromptFormat(Prompt("{t.micro[0]}"), Prompt("{t.micro[1]}"), micro_blocks,
                           "f({input})={output}\n", strict=True, tidy=False),
     "chat": PromptFormat(Prompt("{t.propose}", "{t.opening}"), Prompt(FINAL), fenced_blocks,
-                         solution="{thoughts}\n\n{answer}"),
+                         solution="Steps:\n{thoughts}\n\nAnswer:\n{answer}"),
     "direct": PromptFormat(Prompt("{t.propose}", "{t.opening}"), Prompt(AT_ONCE, "```{{tag}}\n"),
                            fenced_blocks, thinking=False),
     "base": PromptFormat(Prompt("{t.propose}", "<think>"), Prompt(FINAL, "<think>"), envelope_blocks,

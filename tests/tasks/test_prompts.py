@@ -54,12 +54,16 @@ def test_every_type_has_words_or_is_refused(prompt_format):
             assert template(name, prompt_format, phase).user
 
 
+def shown_inputs(shown):
+    return [body for tag, body in read_blocks(shown.fields.get("pairs", "")) if tag == "input"]
+
+
 def task_of(kind, shown, sandbox):
     """The task that is shown solved, with its gold from a run; hidden pairs of code_f are of its program."""
     (_, answer), = read_blocks(shown.answer)
     row = {"code_o": dict(shown.fields), "code_i": dict(shown.fields, input=answer),
-           "code_f": dict(program=answer, inputs=["[3, 1]", "[5, 4, 5]", "[]", "[7]"]),
-           "math": dict(shown.fields, program="def solution():\n    return 3 * 6 - 4"),
+           "code_f": dict(program=answer, inputs=shown_inputs(shown) + [["[]", "[7]"], ["'x'", "'y z'"]]["split" in answer]),
+           "math": dict(shown.fields, program=f"def solution():\n    return {'3 * 40' if 'train' in str(shown.fields) else '3 * 6 - 4'}"),
            "logic": dict(constraints=shown.fields.get("constraints", "").split("\n"))}[kind.name]
     proposal = kind.from_row(row)
     verdict, = sandbox.run([kind.job(proposal)])
@@ -77,7 +81,7 @@ def test_what_is_shown_solved_is_true_and_right(sandbox, name, prompt_format):
         prompt = kind.solve(prompt_format, task, limits)
         asked, written = prompt.turns[number]
         assert asked == prompt.user, "every {name} of the template is filled in as for the task itself"
-        assert written.count(shown.thoughts) == 1 and reasoning(written, prompt_format) == shown.thoughts
+        assert written.count(shown.thoughts) == 1 and shown.thoughts in reasoning(written, prompt_format)
         assert verify_answers([task], [[written]], prompt_format, limits, sandbox.run) == [["correct"]]
 
 
