@@ -260,6 +260,7 @@ def test_missing_files_are_fetched_and_checked(tmp_path, monkeypatch):
 
 
 @needs_grader
+@pytest.mark.slow
 def test_a_run_with_two_adapters_resumes(members, tmp_path, capsys):
     data = tmp_path / "data"
     write(data / "aime24.jsonl", [dict(id=i, problem=f"What is {i} + {i}?", answer=str(2 * i)) for i in range(4)])

@@ -57,6 +57,7 @@ def test_walls_of_the_wide_profile(wide, outside):
             assert assault(wide, code, want, 731, outside)[0] in ("survived", "wrong"), name
 
 
+@pytest.mark.slow
 def test_attacks_as_an_ordinary_user_without_namespaces(as_nobody):
     """In the weakest surroundings that are accepted, as a folder for the siege."""
     with battlefield() as readable_by_all:
