@@ -115,6 +115,7 @@ def test_members_are_used_without_a_fork(micro_base, tmp_path):
         assert run.returncode == 0 and "ratings: you " in run.stdout, run.stdout + run.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_other_bases_need_the_fork(tiny, tmp_path):
     """One sentence, exit code 2, and nothing is left behind."""
     run = on_windows("train", "--base", tiny.path, "--prompt-format", "base", "--rank", "2", "--max-new-tokens", "32", "--steps", "1", "--out", tmp_path / "out")

@@ -22,7 +22,8 @@ def card(monkeypatch):
         yield card
 
 
-@pytest.mark.parametrize("capability", [pytest.param((7, 5), marks=pytest.mark.slow), (9, 0)])
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
 def test_a_run_with_evolution_probes_and_resume(capability, tmp_path, monkeypatch, micro_base, capfd):
     """Three steps, the last after a restart: float32, a dense cache and no graphs on an old card; pages and graphs on a new one."""
     pages = capability >= (8, 0)

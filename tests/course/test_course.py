@@ -24,6 +24,7 @@ WRONG = {"loss": ("(length - prompt_len))", "((length - prompt_len) * (advantage
          "ratings": ("(v + t - e) if z > TINY else 1.0", "(v + t - e) if z > TINY else 0.0", "test_who_is_greatly_surprised_is_surer_afterwards")}
 
 
+@pytest.mark.slow
 def test_solutions_pass_wrong_ones_fail_and_a_stub_is_one_line(tmp_path):
     """In one process, for speed; what nobody has begun prints its name alone."""
     shutil.copytree(COURSE / "exercises", wrong := tmp_path / "wrong")

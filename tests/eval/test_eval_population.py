@@ -45,6 +45,7 @@ def test_forgetting_is_not_the_luck_of_the_best_of_many():
     assert behind.mean() == pytest.approx(same["3"]["1"].mean() - same["8"]["1"].mean())
 
 
+@pytest.mark.slow
 def test_crossplay_on_a_run(grown, tmp_path, capsys):
     flags = ["--run", str(grown), "--tasks", "4", "--samples", "1", "--every", "2", "--out", str(tmp_path / "o"), *CPU]
     assert crossplay.main(flags) == 0

@@ -128,6 +128,7 @@ def test_an_alarm_begins_once_and_a_resumed_run_knows_it():
 TINY = dict(steps=6, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2, probe_every=0, evolve="none", save_every=3)
 
 
+@pytest.mark.slow
 def test_a_run_halts_with_a_checkpoint_and_goes_on(micro_base, tmp_path, capsys, monkeypatch):
     flags = TINY | dict(base=micro_base, out=tmp_path)
     monkeypatch.setitem(monitors.BOUNDS, "cosine", -1)
