@@ -27,3 +27,13 @@ def test_the_laps_of_the_pilots(name, rate):
     row, = re.findall(rf"^\| {re.escape(rate)} \| (.*?) \|$", (DOCS / "real.md").read_text(), re.MULTILINE)
     cells = row.split(" | ")
     assert [cells[0], cells[1], cells[3], cells[4]] == said
+
+
+def test_the_first_and_last_steps_of_self_play():
+    runs = {run["run"]: run for run in map(json.loads, (DOCS / "results" / "real.jsonl").read_text().splitlines())}
+    steps = runs["selfplay-0"]["steps"]
+    page = (DOCS / "real.md").read_text()
+    assert f"**{len(steps)} of 150 steps were run**" in page and f"{steps[-1]['tokens_generated']:,} tokens" in page
+    for measure, name in (("share of valid proposals", "valid"), ("malformed answers", "malformed")):
+        found = ", ".join(short(sum(row[name] for row in part) / 3) for part in (steps[:3], steps[-3:]))
+        assert re.search(rf"^\| {measure} \| [^|]* \| {found} \|$", page, re.MULTILINE), (measure, found)
