@@ -80,6 +80,7 @@ FLAGS = dict(steps=2, pop=4, n_prompts=2, proposals_per_prompt=4, samples_per_ta
              probe_every=1, name="one run")
 
 
+@pytest.mark.slow
 def test_a_run_without_a_fork_is_the_run_with_one(micro_base, tmp_path):
     """Text for text, in a clone with CRLF below a path with spaces; the first line and env.json say which verifier it was."""
     clone = windows_clone(tmp_path / "a clone")

@@ -47,7 +47,7 @@ def begun(micro_base, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("n_processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("file", ["rewards.py", "tasks/code.py", pytest.param("operators.py", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("file", ["rewards.py", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tasks/code.py", "operators.py"))])
 def test_a_slip_is_a_traceback_and_the_run_goes_on(begun, micro_base, tmp_path, file, n_processes):
     source = shutil.copytree(ROOT, tmp_path / "source",
                              ignore=shutil.ignore_patterns(".*", "tests", "out", "base", "phase1", "__pycache__"))

@@ -168,6 +168,7 @@ def test_the_first_answer_in_the_envelope_counts():
     assert final(text.format("7")) == "7</answer>" and final("<think>3</think>4") == "4" and len(final("1" * 10 ** 6)) == grader.MAX_CHARS
 
 
+@pytest.mark.slow
 @needs_grader
 @needs_files
 def test_gold_answers_and_worked_solutions_of_published_sets_are_right(graded, capsys):

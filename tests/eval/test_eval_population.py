@@ -197,6 +197,7 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
         ablation.main([*flags, "--out", str(out), "--steps", "9", *words])
 
 
+@pytest.mark.slow
 def test_runs_made_by_hand_become_records(grown, tmp_path, capsys):
     """At the checkpoint nearest to the tokens; a child of two; the table."""
     out, spent = tmp_path / "o", runs.spent(runs.logged(grown))

@@ -89,7 +89,8 @@ def test_killed_then_resumed_equals_never_stopped(flags, whole, tmp_path, capsys
     assert any("trial" in row for row in rows(path, "genealogy"))
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, id="SIGTERM"), pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_leaves(flags, whole, tmp_path, number):
     process = begin(0, **flags(tmp_path, save_every=50))
     time.sleep(0.1)

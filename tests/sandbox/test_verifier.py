@@ -153,7 +153,7 @@ def test_how_whole_programs_end(wide, code, end):
 
 
 def test_who_gives_up_runs_no_other_input(narrow):
-    verdict = one(narrow, LOOP, "1", "2", "3", "2", give_up=True)
+    verdict = one(narrow, LOOP, "1", "2", "3", "2", give_up=True, cpu_s=0.3)
     assert verdict.outputs == ("10", None, None, None)
     assert verdict.errors == (None, "timeout", "not run", "not run")
     assert one(narrow, LOOP, "2", "1", give_up=True, cpu_s=0.05).errors == ("timeout", "not run")
