@@ -21,7 +21,7 @@ NOTES = PAGE.with_name("map-notes.md")
 def test_the_page_s_blocks_are_what_their_commands_print(capsys, monkeypatch):
     monkeypatch.chdir(PAGE.parents[1])
     blocks = re.findall(r"```sh\npython -m eval.population.ablation (.+)\n```\n\n```text\n((?:.*\n)*?)```", PAGE.read_text(encoding="utf-8"))
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     for words, block in blocks:
         ablation.main(words.split())
         assert capsys.readouterr().out.strip() == block.strip()
@@ -45,7 +45,7 @@ def unwrapped(*names: str) -> str:
 def test_the_other_arms():
     """Every row from its pack. Of every pair whose means over students stand there, and of the page's sentences, the copy of the best stands there, too."""
     rows = re.findall(r"\| (\w+) \| (\w+) \| (\S+) - (\S+) \| (\S+) \| (\S+) \((\S+) \.\. (\S+)\) \|", PAGE.read_text(encoding="utf-8"))
-    assert len(rows) == 44
+    assert len(rows) == 48
     for ground, measure, one, other, *numbers in rows:
         of = dict(copied="end").get(measure, measure)
         result = concluded(ground, one, other, of)
@@ -172,7 +172,8 @@ def test_predictions_that_failed():
              f"{over(again, 'copy', 'no-evolution')}, {over(again, 'copy', 'singles')}", "planned, never run",
              "cannot tell; `copy` behind `singles` on two hills", ", ".join(map(str, singles_twelve)), births("rates", "pbt"),
              f"{over(rates, 'litter', 'pbt')}, {over(first_eight('rates', 'end'), 'litter', 'pbt')}", f"{len([child for *_, child in trials_of_litters() if child is None])} of {len(trials_of_litters())}",
-             f"{np.mean(sampled_of_litters()['coverage']) - np.mean(sampled_of_litters()['anybody']):+.3f}".replace("0.", "."), over(rates, "selection-singles", "singles")]
+             f"{np.mean(sampled_of_litters()['coverage']) - np.mean(sampled_of_litters()['anybody']):+.3f}".replace("0.", "."), over(rates, "selection-singles", "singles"),
+             f"{concluded('speedrun', 'litter', 'full', 'end')['contrasts'][0]['difference']:+.3f}".replace("0.", ".")]
     table = (PAGE.parent / "plans.md").read_text(encoding="utf-8").partition("## Predictions that failed")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (?:\w+|tenth, eleventh) \| .+ \| (.+) \|$", table, re.M)
     assert rows[1:] == found and "single-long" not in again
@@ -363,3 +364,22 @@ def test_selection_without_a_population():
     assert sign_flip(np.array([values["selection-singles", seed]["deployed"] - values["singles", seed]["deployed"] for seed in range(40, 48)])) == pytest.approx(0.0078, abs=1e-4)
     assert f"a rate of {min(chosen):.4f} to {max(chosen):.4f} is ahead in every seed".replace("0.", ".") in page
     assert f"(.{np.mean(ends) * 100:.0f}, .{np.mean(alike) * 100:.0f})" in page
+
+
+def test_litters_with_the_presets():
+    """What the notes say of births, trials and members on the speedrun's ground."""
+    page = unwrapped()
+    _, records = measures.collected(opened("speedrun"), ["litter", "full"], 0.6)
+    own = {arm: {seed: record for (name, seed), (record,) in records.items() if name == arm} for arm in ("litter", "full")}
+    births = {arm: measures.births_that_can_help(list(own[arm].values())) for arm in own}
+    assert f"{births['litter']} births had a better parent, of `full` {births['full']}" in page
+    trials = [trial for record in own["litter"].values() for trial in record["trials"]]
+    stayed = sum(child is None for *_, child in trials)
+    assert f"of {len(trials)} litters {stayed} left the victim where it was" in page
+    lowest = {arm: min(min(record["accuracy"]["test"]["code_o"].values()) for record in own[arm].values()) for arm in own}
+    assert f"the lowest student of all runs is at {lowest['litter']:.2f}, of `full` at {lowest['full']:.2f}".replace("0.", ".") in page
+    covered_by = {arm: np.array([covered_by_four([own[arm][seed]], ["code_o"])[0] for seed in own["litter"]]) for arm in own}
+    low, high = interval_of_runs(covered_by["litter"] - covered_by["full"])
+    difference = f"{(covered_by['litter'] - covered_by['full']).mean():+.3f} ({low:+.3f} .. {high:+.3f})"
+    assert re.sub(r"\b0\.", ".", f"at least one of four solves {covered_by['litter'].mean():.3f}, of `full` {covered_by['full'].mean():.3f}: {difference}") in page
+    assert not any(record["sandbox_failures"] for arm in own.values() for record in arm.values())
