@@ -262,6 +262,7 @@ def share_of_the_work(rank: int, directory: str, base_path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_gradient_of_one(tiny, population, tmp_path):
     """And the same factors after two epochs: each process keeps the log-probabilities of its own rows."""
     healthy, broken, batch = population(tiny), population(tiny), make_batch(24)

@@ -58,7 +58,7 @@ def test_graphs_decode_what_single_steps_do(card, tiny):
         assert torch.equal(*(getattr(rollout, name) for rollout in rollouts)), name
 
 
-@pytest.mark.parametrize("member", [[0, 0, 1, 1, 2, 2], [2, 2, 2, 0, 0, 1]])
+@pytest.mark.parametrize("member", [pytest.param([0, 0, 1, 1, 2, 2], marks=pytest.mark.slow), [2, 2, 2, 0, 0, 1]])
 @pytest.mark.parametrize("options", [dict(), dict(kl_coef=.1, entropy_coef=.1, importance_cap=2.0, loss="sequence", epochs=2)])
 def test_an_update_moves_members_as_on_the_cpu(monkeypatch, tiny, member, options):
     """In float32, by equal and by ragged rows; a long row is checkpointed."""
