@@ -49,9 +49,9 @@ lint: setup
 # Two halves side by side, each on a core of its own; what one prints comes when it has ended, unless make is
 # that of macOS (3.81), which cannot hold it back: there their lines mix.
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
-ROOMS := tests/bench tests/card tests/course tests/run tests/measure tests/report tests/sandbox tests/tasks tests/infra tests/micro
+ROOMS := tests/bench tests/card tests/course tests/run tests/measure tests/report tests/sandbox tests/tasks tests/infra tests/micro tests/test_nano.py
 test: lint
-	@echo "two halves of the fast tests, some five minutes; each is shown when it has ended"
+	@echo "two halves of the fast tests, some four minutes; each is shown when it has ended"
 	@$(MAKE) --no-print-directory -j2 $(SYNC) test-rooms test-rest
 
 test-rooms: setup
