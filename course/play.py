@@ -5,12 +5,12 @@
 
 An empty line ends the game. Answers and programs run in the sandbox, like the members' own.
 """
-import argparse
 import sys
 from itertools import count
 
 import selfplay
 from evolve import Member, members_of, plays
+from infra.command import parser_of
 from infra.errors import UserError
 from run.checkpoint import State, task_rows
 from run.startup import opened
@@ -96,8 +96,7 @@ def play(path: str, teach: bool) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m course.play", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("python -m course.play", __doc__)
     parser.add_argument("run", help="the run's directory")
     parser.add_argument("--teach", action="store_true", help="write the tasks instead of solving them")
     args = parser.parse_args()
