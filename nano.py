@@ -9,9 +9,10 @@ programs, students say what these return, a sandboxed interpreter is the only ve
     2. propose   the teacher writes programs with an input; one that runs, and is new, is a task
     3. solve     its student makes four attempts at every task
     4. update    both are paid and take one step of REINFORCE++; TrueSkill rates the match
-    5. evolve    now and then the worst of each role makes room for a child of the others
+    5. evolve    every eighth step the worst of each role is replaced by a child of the others
 
-arXiv 2605.16727, on top of 2505.03335 (AZR). train.py is the same, fast; tests compare the two.
+arXiv 2605.16727, on top of 2505.03335 (AZR). train.py does the same fast, in one batch for all
+members and with more to choose from; tests compare the two.
 
     a teacher reads "propose out list" and writes        its student reads that and answers
         def f(x):                                            >[3,7,5]
@@ -29,84 +30,88 @@ import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist, fmean, pstdev
+from statistics import fmean, pstdev
 
 try:
     import torch
 except ModuleNotFoundError:
     raise SystemExit("nano.py: torch is not installed: run `make setup`, use .venv") from None
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
-from tasks import TASK_TYPES, read_tasks, verify_answers  # what a task is, how it is spoken of
-from tasks.base import Reject  # what a proposal becomes that is no task
-from tasks.validation import Limits  # how long programs and values may be
-from verifier import open_sandbox  # where programs run
+# What the paper takes from elsewhere: kinds of tasks, a sandbox for programs, TrueSkill.
+from tasks import TASK_TYPES, read_tasks, verify_answers
+from tasks.base import Proposal, Reject, Task
+from tasks.prompts import Prompt
+from tasks.validation import Limits
+from trueskill_lite import Rating, TrueSkill, child_rating
+from verifier import Sandbox, open_sandbox
 
 BASE_DIR = Path(__file__).resolve().parent / "micro" / "base"
 FORMAT = "micro"                                    # the prompt format that this base knows
-LIMITS = Limits.for_format(FORMAT)
+LIMITS = Limits.for_format(FORMAT)                  # how long programs and values may be
 DEDUCTION = TASK_TYPES["code_o"]                    # given a program and an input, find the output
+TRUESKILL = TrueSkill()
 RANK = 8
-ALPHA = 32.0                                        # a member's update is ALPHA / RANK * B A
+ALPHA = 32.0                                        # a member changes a weight by ALPHA / RANK * B A
 N_PROMPTS = 3                                       # of a teacher in a step
-N_PROPOSALS = 8                                     # of a teacher to each of them
+N_PROPOSALS = 8                                     # of a teacher to each of its prompts
 N_ATTEMPTS = 4                                      # of a student at each task
 MAX_NEW_TOKENS = 80                                 # of a proposal or an attempt
 REWARD = {"correct": 1.0, "wrong": -0.5, "malformed": -1.0}        # of an attempt
 LEARNING_RATE = {"teacher": 3e-3, "student": 2e-3}
-EVOLVE_EVERY = 8
-SURPRISE = 0.05                                     # a solve rate that near to the expected: a draw
-NEWCOMER = NormalDist(25.0, 25.0 / 3.0)             # what is believed of a new member's skill
-NOISE = NormalDist(0.0, 25.0 / 6.0)                 # of a performance around the skill (beta)
-DRIFT = NormalDist(0.0, 25.0 / 300.0)               # of a skill between two matches (tau)
-# TrueSkill takes a draw for two performances that differ by less than a margin. By this margin one
-# match in ten of equals is a draw, however many of ours end within SURPRISE.
-P_DRAW = 0.1
-DRAW_MARGIN = NormalDist().inv_cdf((1.0 + P_DRAW) / 2.0) * 2.0 ** 0.5 * NOISE.stdev
+EVOLVE_EVERY = 8                                    # steps
+DRAW = 0.05                                         # how near to the expected solve rate is a draw
 
 # ---- the population ------------------------------------------------------------------------------
+Factors = tuple[Tensor, Tensor]                     # of one layer: A (R, in), B (out, R)
+
 @dataclass(eq=False)
 class Member:
-    """One of the population: an adapter with an optimiser and a rating of its own."""
+    """One of the population: a LoRA adapter with an optimiser and a rating of its own."""
     name: str                                       # "T0", "S3": unique over the run
     role: str                                       # "teacher" | "student"
-    factors: dict                                   # layer -> (A (R, in), B (out, R))
-    rating: NormalDist = NEWCOMER
+    factors: dict[str, Factors]                     # by the layer's name
+    rating: Rating = Rating()
     born: int = -EVOLVE_EVERY                       # its step; founders may be replaced at once
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.parameters = []
         for A, B in self.factors.values():
             self.parameters += [A.requires_grad_(), B.requires_grad_()]
-        self.adam = torch.optim.Adam(self.parameters, LEARNING_RATE[self.role], betas=(0.9, 0.95))
+        rate = LEARNING_RATE[self.role]
+        self.adam = torch.optim.Adam(self.parameters, rate, betas=(0.9, 0.95))
 
 class LoRALinear(torch.nn.Linear):
     """A frozen linear layer plus the low-rank update of the member that is plugged in."""
-    member = None                                   # one at a time, the same for all layers
+    member = None                                   # of all layers, one at a time
 
-    def forward(self, x):                           # (N, T, in)
-        A, B = LoRALinear.member.factors[self.name]     # (R, in), (out, R)
+    def forward(self, x: Tensor) -> Tensor:         # (N, T, in) -> (N, T, out)
+        A, B = LoRALinear.member.factors[self.name]
         return super().forward(x) + ALPHA / RANK * (x @ A.T @ B.T)
 
-def load_base():
-    """The base, frozen, with its tokenizer, the blocks' linear layers having become LoRALinear."""
-    model = AutoModelForCausalLM.from_pretrained(BASE_DIR, dtype=torch.float32).requires_grad_(False)
+def load_base() -> PreTrainedModel:
+    """The base, frozen, with its tokenizer. The blocks' linear layers have become LoRALinear."""
+    model = AutoModelForCausalLM.from_pretrained(BASE_DIR, dtype=torch.float32)
+    model.requires_grad_(False)
     for name, layer in model.model.named_modules():
         if isinstance(layer, torch.nn.Linear):
-            layer.__class__ = LoRALinear            # the same weights, our forward
+            layer.__class__ = LoRALinear            # the weights stay, forward is ours
             layer.name = f"model.{name}"
     model.tokenizer = AutoTokenizer.from_pretrained(BASE_DIR)
     return model
 
-def founder(model, role, number, gen):
-    """A member that equals the base: its A are Kaiming-uniform and its B zero."""
+def founder(model: PreTrainedModel, role: str, number: int) -> Member:
+    """A member that equals the base: its A are Kaiming-uniform, and its B zero."""
     factors = {}
     for layer in model.modules():
         if isinstance(layer, LoRALinear):
             n_out, n_in = layer.weight.shape
-            A = torch.empty(RANK, n_in).uniform_(-n_in ** -0.5, n_in ** -0.5, generator=gen)
-            factors[layer.name] = (A, torch.zeros(n_out, RANK))
-    return Member(f"{role[0].upper()}{number}", role, factors)
+            bound = n_in ** -0.5
+            A = torch.empty(RANK, n_in).uniform_(-bound, bound)
+            factors[layer.name] = A, torch.zeros(n_out, RANK)
+    name = role[0].upper() + str(number)
+    return Member(name, role, factors)
 
 # ---- sampling ------------------------------------------------------------------------------------
 @dataclass
@@ -114,24 +119,30 @@ class Row:
     """One answer: of a teacher a proposal, of a student an attempt at a task."""
     prompt: list[int]                               # token ids
     answer: list[int]                               # with the end token, unless cut off
-    text: str = ""
-    task: object = None                             # in a proposal, if it is valid
+    text: str = ""                                  # of the answer
+    task: Task | None = None                        # in a proposal, if it is valid
     verdict: str = ""                               # on an attempt
     reward: float = -1.0                            # what a proposal costs that is no task
     advantage: float = 0.0                          # of each of the answer's tokens
 
-def flat(groups):
-    """What is in all groups as one list."""
-    return [x for group in groups for x in group]
+Group = list[Row]                                   # all answers of a member to one prompt
 
-def pad(lists, side="right"):
+def flat(groups: list[Group]) -> list[Row]:
+    """The rows of all groups."""
+    rows = []
+    for group in groups:
+        rows += group
+    return rows
+
+def pad(lists: list[list], side: str = "right") -> Tensor:
     """Lists of numbers as one tensor (N, T), padded with zeros."""
     rows = [torch.tensor(numbers) for numbers in lists]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)
 
 @torch.inference_mode()
-def sample(model, member, prompts, n, gen, greedy=False):
-    """n answers of a member to each prompt, at temperature 1 or greedy: a group for each prompt."""
+def sample(model: PreTrainedModel, member: Member, prompts: list[Prompt], n: int,
+           greedy: bool = False) -> list[Group]:
+    """n answers of a member to each prompt, drawn at temperature 1 or greedy."""
     if not prompts:
         return []
     LoRALinear.member = member
@@ -140,9 +151,10 @@ def sample(model, member, prompts, n, gen, greedy=False):
         ids = model.tokenizer(prompt.user).input_ids
         groups.append([Row(ids, []) for _ in range(n)])
     growing = flat(groups)                          # rows whose answers have not ended
-    # Padded on the left, prompts end in one column, and all answers go on from there. A short one
-    # begins at a later position, which changes nothing: RoPE knows only distances.
-    ids = pad([row.prompt for row in growing], "left")                        # (N, T)
+    # Padded on the left, prompts of all lengths end in the last column, where their answers begin.
+    # A short prompt then starts at a later position, which changes nothing: with RoPE attention
+    # depends on the distance of two tokens alone.
+    ids = pad([row.prompt for row in growing], "left")          # (N, T)
     mask = (ids != 0).float()                       # (N, T): token 0 is <pad>, which no text holds
     cache = DynamicCache()
     for _ in range(MAX_NEW_TOKENS):
@@ -151,25 +163,25 @@ def sample(model, member, prompts, n, gen, greedy=False):
         if greedy:
             token = p.argmax(-1)                    # (N,)
         else:
-            token = torch.multinomial(p, 1, generator=gen)[:, 0]
+            token = torch.multinomial(p, 1).squeeze(1)
         for row, t in zip(growing, token.tolist()):
             row.answer.append(t)
-        # Rows that have ended leave the batch, and the cache with it: N shrinks from here on.
-        alive = (token != model.config.eos_token_id).nonzero()[:, 0]
+        # A row that has ended leaves the batch, and the cache with it: N falls.
+        alive = (token != model.config.eos_token_id).nonzero().squeeze(1)
         if len(alive) == 0:
             break
-        growing = [growing[i] for i in alive.tolist()]
+        growing = [growing[i] for i in alive]
         cache.batch_select_indices(alive)
         ids = token[alive, None]                    # (N, 1): what came before is in the cache
-        mask = torch.cat([mask[alive], torch.ones(len(alive), 1)], 1)
+        mask = torch.cat([mask[alive], torch.ones(len(alive), 1)], dim=1)
     for row in flat(groups):
         row.text = model.tokenizer.decode(row.answer, skip_special_tokens=True)
     return groups
 
 # ---- tasks: teachers propose them, the sandbox verifies, students solve --------------------------
-def task_of(proposal, sandbox, seen):
-    """The task in a proposal, or None: it must parse, run, be deterministic, and new. `seen` is the
-    memory of the run: without it teachers end up repeating one short program that is hard."""
+def task_of(proposal: Proposal | Reject, sandbox: Sandbox, seen: set[str]) -> Task | None:
+    """The task in a proposal, or None: it must parse, run, be deterministic, and new. `seen` holds
+    the run's tasks so far: without it teachers end up repeating one short program that is hard."""
     if isinstance(proposal, Reject) or DEDUCTION.check(proposal, LIMITS):
         return None
     key = DEDUCTION.key(proposal, "structural")     # of the program without names and constants
@@ -182,153 +194,137 @@ def task_of(proposal, sandbox, seen):
     seen.add(key)
     return task
 
-def propose(model, sandbox, teacher, seen, rng, gen):
-    """A teacher's proposals, a group for each prompt; those that are tasks know it."""
-    prompts = [DEDUCTION.propose(FORMAT, [], rng, LIMITS) for _ in range(N_PROMPTS)]
-    groups = sample(model, teacher, prompts, N_PROPOSALS, gen)
+def propose(model: PreTrainedModel, sandbox: Sandbox, teacher: Member,
+            seen: set[str]) -> list[Group]:
+    """A teacher's proposals; row.task is the task in one, if it is valid."""
+    prompts = []
+    for _ in range(N_PROMPTS):                      # each asks for an int, a list or a str
+        prompts.append(DEDUCTION.propose(FORMAT, [], random, LIMITS))
+    groups = sample(model, teacher, prompts, N_PROPOSALS)
     for row in flat(groups):
         proposal = DEDUCTION.parse_proposal(row.text, FORMAT, [], LIMITS)
         row.task = task_of(proposal, sandbox, seen)
     return groups
 
-def solve(model, sandbox, student, tasks, n, gen, greedy=False):
-    """n attempts of a student at each task, judged and paid: a group of rows for each."""
-    prompts = [DEDUCTION.solve(FORMAT, task, LIMITS) for task in tasks]
-    groups = sample(model, student, prompts, n, gen, greedy)
-    texts = []
-    for group in groups:
-        texts.append([row.text for row in group])
-    verdicts = verify_answers(tasks, texts, FORMAT, LIMITS, sandbox.run)
-    for row, verdict in zip(flat(groups), flat(verdicts)):
-        row.verdict = verdict
-        row.reward = REWARD.get(verdict, 0.0)       # 0 where the verifier itself failed
+def solve(model: PreTrainedModel, sandbox: Sandbox, student: Member, tasks: list[Task], n: int,
+          greedy: bool = False) -> list[Group]:
+    """n attempts of a student at each task, judged and paid."""
+    prompts = []
+    for task in tasks:
+        prompts.append(DEDUCTION.solve(FORMAT, task, LIMITS))
+    groups = sample(model, student, prompts, n, greedy)
+    for task, group in zip(tasks, groups):
+        texts = [row.text for row in group]
+        [verdicts] = verify_answers([task], [texts], FORMAT, LIMITS, sandbox.run)
+        for row, verdict in zip(group, verdicts):
+            row.verdict = verdict
+            row.reward = REWARD.get(verdict, 0.0)   # 0 where the verifier itself failed
     return groups
 
-def solve_rate(rows):
+def solve_rate(rows: list[Row]) -> float:
     """Share of attempts that were correct."""
     return sum(row.verdict == "correct" for row in rows) / max(1, len(rows))
 
-def think_rate(rows):
+def think_rate(rows: list[Row]) -> float:
     """Share of attempts that trace the program's values, in lines with ">", before they answer."""
     return sum(row.text.startswith(">") for row in rows) / max(1, len(rows))
 
-def teacher_reward(p):
+def teacher_reward(p: float) -> float:
     """Of a task with solve rate p: harder is better, unsolvable is worth nothing (AZR, eq. 4)."""
-    return 0.0 if p == 0 else 1.0 - p
+    if p == 0:
+        return 0.0
+    return 1.0 - p
 
 # ---- REINFORCE++ with baseline (2501.03262) ------------------------------------------------------
-def advantages(groups):
-    """Set the advantages of one member's rows, a group for each prompt: the reward less the group's
-    mean, whitened over all tokens. A group of equal rewards says nothing, and its rows keep 0."""
-    varied = []
+def advantages(groups: list[Group]) -> None:
+    """Set the advantages of one member's rows: the reward less the group's mean, whitened over all
+    tokens. A group of equal rewards does not say which answer is better: its rows keep 0."""
+    rows = []
     for group in groups:
         rewards = [row.reward for row in group]
         if pstdev(rewards) > 1e-6:
-            varied += group
+            rows += group
             for row in group:
                 row.advantage = row.reward - fmean(rewards)
     of_tokens = []
-    for row in varied:
+    for row in rows:
         of_tokens += [row.advantage] * len(row.answer)
     if of_tokens:
-        mean, std = fmean(of_tokens), pstdev(of_tokens)
-        for row in varied:
+        mean = fmean(of_tokens)
+        std = pstdev(of_tokens)
+        for row in rows:
             row.advantage = (row.advantage - mean) / (std + 1e-6)
 
-def policy_gradient(model, member, rows):
-    """Fill .grad with the gradient of -sum(advantage * logp) / n over the rows' n answer tokens.
-    One step on what was just sampled: PPO's ratio is 1, and its clipped loss has this gradient."""
-    member.adam.zero_grad()
+def loss_of(model: PreTrainedModel, member: Member, rows: list[Row], n_tokens: int) -> Tensor:
+    """-sum(advantage * logp) / n_tokens over the tokens of the rows' answers. The rows were sampled
+    just now, so that PPO's ratio is 1: its clipped loss has the same gradient."""
     LoRALinear.member = member
-    # Rows of advantage 0 need not be run. Their tokens count in n all the same: where few rows say
-    # something, the gradient is small.
-    n_tokens = sum(len(row.answer) for row in rows)
-    rows = [row for row in rows if row.advantage != 0]
-    rows.sort(key=lambda row: len(row.prompt) + len(row.answer))    # little padding
-    for i in range(0, len(rows), 32):               # in micro-batches
-        texts, weights = [], []
-        for row in rows[i:i + 32]:
-            texts.append(row.prompt + row.answer)
-            weights.append([0.0] * len(row.prompt) + [row.advantage] * len(row.answer))
-        ids = pad(texts)                                            # (N, T)
-        weight = pad(weights)[:, 1:]                                # (N, T-1)
-        logp = model(ids).logits[:, :-1].log_softmax(-1)            # (N, T-1, V)
-        logp = logp.gather(2, ids[:, 1:, None])[:, :, 0]            # (N, T-1)
-        (-(weight * logp).sum() / n_tokens).backward()
+    texts = []
+    weights = []
+    for row in rows:
+        texts.append(row.prompt + row.answer)
+        of_prompt = [0.0] * len(row.prompt)         # it was not sampled
+        weights.append(of_prompt + [row.advantage] * len(row.answer))
+    ids = pad(texts)                                # (N, T): no token sees the padding behind it
+    weight = pad(weights)[:, 1:]                    # (N, T-1)
+    logits = model(ids).logits[:, :-1]              # (N, T-1, V)
+    target = ids[:, 1:, None]                       # (N, T-1, 1)
+    logp = logits.log_softmax(-1).gather(2, target).squeeze(2)      # (N, T-1)
+    return -(weight * logp).sum() / n_tokens
 
-def update(model, member, groups):
+def update(model: PreTrainedModel, member: Member, groups: list[Group]) -> None:
     """One step of Adam, its gradient clipped to norm 1, on a member's own groups of rows."""
     advantages(groups)
-    rows = flat(groups)
-    if any(row.advantage for row in rows):
-        policy_gradient(model, member, rows)
-        torch.nn.utils.clip_grad_norm_(member.parameters, 1.0)
-        member.adam.step()
+    # The loss is a mean over the tokens of all rows. Rows of advantage 0 add nothing to its sum and
+    # are not run, but their tokens count: where few rows say something, the gradient is small.
+    n_tokens = 0
+    rows = []
+    for row in flat(groups):
+        n_tokens += len(row.answer)
+        if row.advantage != 0:
+            rows.append(row)
+    if not rows:
+        return                                      # Adam's momentum alone would move the member
+    member.adam.zero_grad()
+    loss_of(model, member, rows, n_tokens).backward()
+    torch.nn.utils.clip_grad_norm_(member.parameters, 1.0)
+    member.adam.step()
 
-# ---- TrueSkill for two players (Herbrich, Minka & Graepel 2006), and matching by it --------------
-# Ratings are normal distributions. Of two, + and - give the distribution of the sum or difference
-# of a draw from each: means are added or subtracted, variances added.
-def p_win(a, b):
-    """Probability that a member rated a performs better than one rated b."""
-    behind = (b + NOISE) - (a + NOISE)
-    return behind.cdf(0.0)
-
-def truncated(low, high):
-    """How a standard normal distribution changes once a draw from it is known to be between low and
-    high: v is its new mean, w what its variance loses (the paper's functions V and W)."""
-    unit = NormalDist()
-    p = unit.cdf(high) - unit.cdf(low)
-    v = (unit.pdf(low) - unit.pdf(high)) / p
-    w = v ** 2 + (high * unit.pdf(high) - low * unit.pdf(low)) / p
-    return v, w
-
-def rate(winner, loser, draw=False):
-    """New ratings of both after a match; after a draw their order does not matter."""
-    winner, loser = winner + DRIFT, loser + DRIFT
-    lead = (winner + NOISE) - (loser + NOISE)       # what was believed before the match
-    low, high = DRAW_MARGIN, 1e3                    # of a winner: any lead above the margin
-    if draw:
-        low, high = -DRAW_MARGIN, DRAW_MARGIN
-    c = lead.stdev
-    v, w = truncated((low - lead.mean) / c, (high - lead.mean) / c)
-    ratings = []
-    for member, shift in ((winner, v), (loser, -v)):
-        mean = member.mean + shift * member.variance / c
-        variance = member.variance * (1.0 - w * member.variance / c ** 2)
-        ratings.append(NormalDist(mean, variance ** 0.5))
-    return ratings
-
-def rate_match(teacher, student, rows):
-    """The student wins if it solved more than the ratings expect, or was given no task at all."""
-    surprise = 1.0                                  # no task: whoever writes none has lost
+# ---- ratings, and matching by them ---------------------------------------------------------------
+def rate_match(teacher: Member, student: Member, rows: list[Row]) -> None:
+    """The student wins if it solved more than the ratings expect, or was given no task at all; a
+    solve rate within DRAW of the expected one is a draw. TrueSkill's own margin, by which one match
+    in ten of equals is a draw, is in another unit, and is not fitted to how many of ours are."""
+    surprise = 1.0                                  # a teacher that wrote no task has lost
     if rows:
-        surprise = solve_rate(rows) - p_win(student.rating, teacher.rating)
-    winner, loser = (student, teacher) if surprise > 0 else (teacher, student)
-    winner.rating, loser.rating = rate(winner.rating, loser.rating, draw=abs(surprise) <= SURPRISE)
+        surprise = solve_rate(rows) - TRUESKILL.p_win(student.rating, teacher.rating)
+    winner, loser = student, teacher
+    if surprise < 0:
+        winner, loser = teacher, student
+    draw = abs(surprise) <= DRAW
+    winner.rating, loser.rating = TRUESKILL.rate(winner.rating, loser.rating, draw)
 
-def match(teachers, students, rng):
+def match(teachers: list[Member], students: list[Member]) -> list[tuple[Member, Member]]:
     """Pairs by prioritised fictitious self-play: a student that beats the teacher with probability
-    p is drawn with weight p (1 - p), one time in ten at random; all once before any comes twice."""
+    p is drawn with weight p (1 - p), one time in ten at random. Nobody is drawn twice before all
+    have been drawn once."""
     pairs = []
-    pool = []                                       # students that wait for their turn
-    for teacher in rng.sample(teachers, len(teachers)):
-        pool = pool or list(students)
-        wins = [p_win(student.rating, teacher.rating) for student in pool]
-        even = [p * (1.0 - p) for p in wins]        # largest where both may win
+    pool = []                                       # students that have not been drawn yet
+    for teacher in random.sample(teachers, len(teachers)):
+        if not pool:
+            pool = list(students)
+        even = []                                   # largest where either may win
+        for student in pool:
+            p = TRUESKILL.p_win(student.rating, teacher.rating)
+            even.append(p * (1.0 - p))
         weights = [0.9 * x / sum(even) + 0.1 / len(pool) for x in even]
-        [student] = rng.choices(pool, weights)
+        [student] = random.choices(pool, weights)
         pool.remove(student)
         pairs.append((teacher, student))
     return pairs
 
-# ---- evolution: operators make a child's factors of a layer from its parents', the fitter first --
-def components(A, B):
-    """Singular components of dW = B A: U (out, R), S (R,), V (R, in), float64. Operators work on
-    dW: many factors make the same, so that averages and parts of factors mean nothing."""
-    U, S, V = torch.linalg.svd(B.double() @ A.double(), full_matrices=False)
-    return U[:, :len(A)], S[:len(A)], V[:len(A)]
-
-def factors_of(dW, R, gen):
+# ---- evolution: operators make a child's factors of a layer from its parents' --------------------
+def factors_of(dW: Tensor, R: int) -> Factors:
     """The best A (R, in) and B (out, R) for dW (out, in). A component without a singular value
     starts anew, as in a founder: with zeros in both factors it would never get a gradient."""
     U, S, V = torch.linalg.svd(dW, full_matrices=False)
@@ -336,100 +332,103 @@ def factors_of(dW, R, gen):
     A = (root[:, None] * V[:R]).float()
     B = (U[:, :R] * root).float()
     dead = S[:R] <= 1e-6 * S[0]
-    A[dead] = (2.0 * torch.rand(A[dead].shape, generator=gen) - 1.0) / A.shape[1] ** 0.5
+    bound = A.shape[1] ** -0.5
+    A[dead] = A[dead].uniform_(-bound, bound)
     B[:, dead] = 0.0
     return A, B
 
-def noise(parents, gen):
+def noise(parents: list[Factors]) -> Factors:
     """Mutation: Gaussian noise on both factors, a tenth of their deviation (A's where B is 0)."""
-    A, B = parents[0]
+    [(A, B)] = parents
     std_A = A.std(correction=0)
-    std_B = B.std(correction=0) if B.any() else std_A
-    A = A + 0.1 * std_A * torch.randn(A.shape, generator=gen)
-    B = B + 0.1 * std_B * torch.randn(B.shape, generator=gen)
+    std_B = B.std(correction=0)
+    if std_B == 0:
+        std_B = std_A
+    A = A + 0.1 * std_A * torch.randn(A.shape)
+    B = B + 0.1 * std_B * torch.randn(B.shape)
     return A, B
 
-def mask(parents, gen):
-    """Mutation: a random 30% of the singular components are cut."""
-    U, S, V = components(*parents[0])
-    cut = torch.rand(len(S), generator=gen).argsort()[:max(1, round(0.3 * len(S)))]
-    S[cut] = 0.0
-    return factors_of((U * S) @ V, len(S), gen)
-
-def dare(parents, gen):
-    """Crossover: each singular component of each parent is inherited with probability 1/2."""
+def dare(parents: list[Factors]) -> Factors:
+    """Crossover: each singular component of each parent's dW = B A is inherited with probability
+    1/2. The factors themselves cannot be mixed: many pairs of them have the same product."""
     dW = 0.0
     for A, B in parents:
-        U, S, V = components(A, B)
-        inherited = torch.rand(len(S), generator=gen) >= 0.5
-        dW += (U * S * inherited) @ V
-    return factors_of(dW, len(S), gen)
+        R = len(A)
+        U, S, V = torch.linalg.svd(B.double() @ A.double(), full_matrices=False)
+        S[R:] = 0.0                                 # B A has rank R: these are rounding errors
+        S[:R] *= torch.rand(R) >= 0.5
+        dW += (U * S) @ V                           # (out, in)
+    return factors_of(dW, R)
 
-def svd_mix(parents, gen):
-    """Crossover: the leading half of the fitter's singular components, the rest of the other's."""
-    U, S, V = components(*parents[0])
-    X, D, Y = components(*parents[1])
-    k = max(1, len(S) // 2)
-    U[:, k:], S[k:], V[k:] = X[:, k:], D[k:], Y[k:]
-    return factors_of((U * S) @ V, len(S), gen)
+N_PARENTS = {noise: 1, dare: 2}                     # operators.py has more
 
-N_PARENTS = {noise: 1, mask: 1, dare: 2, svd_mix: 2}
-
-def child_rating(ratings):
-    """A child is rated as its parents are, less surely: with a newcomer's fitness, 0, it would be
-    the next to go."""
-    variance = fmean(r.variance for r in ratings) + NEWCOMER.variance / 16
-    return NormalDist(fmean(r.mean for r in ratings), min(variance, NEWCOMER.variance) ** 0.5)
+def weakest(members: list[Member], step: int) -> Member | None:
+    """Who is to be replaced: never the fittest, nor a child younger than one interval. Fitness is
+    mu - 3 sigma of the rating, the skill that a member has almost surely."""
+    worst_first = sorted(members, key=lambda m: TRUESKILL.fitness(m.rating))
+    for member in worst_first[:-1]:
+        if step - member.born > EVOLVE_EVERY:
+            return member
+    return None
 
 @torch.no_grad()
-def evolve(members, step, rng, gen):
-    """Replace the worst of a role by a child of others, with a new optimiser. Fitness is mean - 3
-    sigma of the rating. The fittest is safe, and a child for one interval."""
-    worst_first = sorted(members, key=lambda m: m.rating.mean - 3.0 * m.rating.stdev)
-    may_go = [m for m in worst_first[:-1] if step - m.born > EVOLVE_EVERY]
-    if not may_go:
+def evolve(members: list[Member], step: int) -> None:
+    """Replace the worst of a role by a child of others, with a new optimiser. Its rating is its
+    parents', less certain: with a newcomer's, of fitness 0, it would be the next to go."""
+    victim = weakest(members, step)
+    if victim is None:
         return
-    victim = may_go[0]
-    survivors = [m for m in reversed(worst_first) if m is not victim]
-    operator = rng.choice([op for op, n in N_PARENTS.items() if n <= len(survivors)])
-    parents = sorted(rng.sample(survivors, N_PARENTS[operator]), key=survivors.index)
+    survivors = [m for m in members if m is not victim]
+    operator = random.choice([noise, dare])
+    if len(survivors) < N_PARENTS[operator]:
+        operator = noise
+    parents = random.sample(survivors, N_PARENTS[operator])
     factors = {}
     for layer in victim.factors:
-        factors[layer] = operator([m.factors[layer] for m in parents], gen)
-    name = victim.name[0] + str(1 + max(int(m.name[1:]) for m in members))
-    rating = child_rating([m.rating for m in parents])
-    members[members.index(victim)] = Member(name, victim.role, factors, rating, step)
-    print(f"{name} = {operator.__name__}({', '.join(m.name for m in parents)}) for {victim.name}")
+        factors[layer] = operator([m.factors[layer] for m in parents])
+    number = 1 + max(int(m.name[1:]) for m in members)
+    child = Member(victim.name[0] + str(number), victim.role, factors, born=step)
+    child.rating = child_rating(TRUESKILL, [m.rating for m in parents])
+    members[members.index(victim)] = child
+    names = ", ".join(m.name for m in parents)
+    print(f"{child.name} = {operator.__name__}({names}) for {victim.name}")
 
 # ---- the loop ------------------------------------------------------------------------------------
-def main(seed=0, pop=8, steps=30):
+def main(seed: int = 0, pop: int = 8, steps: int = 30) -> None:
     """A whole run: a line a step, and every tenth step the students on tasks that never change."""
     torch.set_num_threads(1)
-    rng = random.Random(seed)
-    gen = torch.Generator().manual_seed(seed)
     model = load_base()
-    teachers = [founder(model, "teacher", i, gen) for i in range(pop // 2)]
-    students = [founder(model, "student", i, gen) for i in range(pop // 2)]
+    random.seed(seed)
+    torch.manual_seed(seed)
+    teachers = [founder(model, "teacher", i) for i in range(pop // 2)]
+    students = [founder(model, "student", i) for i in range(pop // 2)]
     seen = set()
     with open_sandbox("auto", FORMAT, workers=1) as sandbox:
-        heldout = [task_of(p, sandbox, set()) for p in read_tasks(BASE_DIR / "heldout.jsonl")[:56]]
+        heldout = []
+        for proposal in read_tasks(BASE_DIR / "heldout.jsonl")[:56]:
+            heldout.append(task_of(proposal, sandbox, seen=set()))
         for step in range(steps + 1):
             if step % 10 == 0:
                 rows = []
                 for student in students:
-                    rows += flat(solve(model, sandbox, student, heldout, 1, gen, greedy=True))
+                    rows += flat(solve(model, sandbox, student, heldout, 1, greedy=True))
                 print(f"held-out, greedy: {solve_rate(rows):.2f}, think {think_rate(rows):.2f}")
             if step == steps:
                 break
-            tasks, attempts = [], []
+            tasks = []
+            attempts = []
             # 1. match: every teacher draws a student; a pair plays by itself
-            for teacher, student in match(teachers, students, rng):
+            for teacher, student in match(teachers, students):
                 # 2. propose: the teacher writes programs, the sandbox says which of them are tasks
-                proposals = propose(model, sandbox, teacher, seen, rng, gen)
+                proposals = propose(model, sandbox, teacher, seen)
+                valid = []
+                given = []
+                for row in flat(proposals):
+                    if row.task:
+                        valid.append(row)
+                        given.append(row.task)
                 # 3. solve: the student attempts these
-                valid = [row for row in flat(proposals) if row.task]
-                given = [row.task for row in valid]
-                tries = solve(model, sandbox, student, given, N_ATTEMPTS, gen)
+                tries = solve(model, sandbox, student, given, N_ATTEMPTS)
                 # 4. update: each is paid and learns from its own rows; then the ratings
                 for row, group in zip(valid, tries):
                     row.reward = teacher_reward(solve_rate(group))
@@ -440,8 +439,8 @@ def main(seed=0, pop=8, steps=30):
                 attempts += flat(tries)
             # 5. evolve: the worst of each role makes room for a child of the others
             if (step + 1) % EVOLVE_EVERY == 0:
-                evolve(teachers, step, rng, gen)
-                evolve(students, step, rng, gen)
+                evolve(teachers, step)
+                evolve(students, step)
             lines = sum(task.program.count("\n") for task in tasks) / max(1, len(tasks))
             print(f"step {step:3d}  tasks {len(tasks):3d}  lines {lines:4.1f}  "
                   f"solved {solve_rate(attempts):.2f}  think {think_rate(attempts):.2f}  "

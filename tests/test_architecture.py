@@ -38,7 +38,7 @@ PLAN = {
     "measure": f"{BELOW} run",
     "weights.__main__": BELOW,              # the command, which looks at all that a base is used for
     "train": f"{BELOW} run measure",
-    "nano": "tasks verifier",
+    "nano": "tasks verifier trueskill_lite",
     "report": "infra run.terminal measure.shares",
     "micro": "infra sandbox micro.programs verifier tasks model weights generate",
     "bench": f"{BELOW} run measure train micro",
