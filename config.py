@@ -5,6 +5,7 @@ by whoever writes Config(...) in Python. All three meet in `resolve_config`, whi
 """
 import argparse
 import datetime
+import difflib
 from collections.abc import Callable, Collection
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
@@ -212,6 +213,25 @@ FREE = ("base", "name", "out", "resume", "init", "steps", "device", "plan",
         "show", "save_every", "keep", "halt_on")
 
 
+def check_presets(table: str, presets: dict[str, dict]) -> None:
+    """That the presets of a table all set the same flags, and only flags whose default is None: a preset
+    fills in what is None, and nobody would notice that it sets another flag in vain."""
+    fillable = [f.name for f in fields(Config) if f.default is None]
+    first, *_ = presets
+    for name, preset in presets.items():
+        entry = f"{table}[{name!r}] of config.py"
+        for key in preset.keys() - set(fillable):
+            [nearest] = difflib.get_close_matches(key, fillable, n=1, cutoff=0)
+            raise AssertionError(f"{entry} sets {key!r}, which is no flag whose default is None: did you "
+                                 f"mean {nearest!r}?")
+        missing = sorted(presets[first].keys() - preset.keys())
+        assert not missing, f"{entry} does not set {', '.join(missing)}, as {first!r} does"
+
+
+check_presets("ALGORITHMS", ALGORITHMS)
+check_presets("PRESETS", PRESETS)
+
+
 def for_new_tasks(cfg: Config, **changes: object) -> Config:
     """A run's flags with which its teachers write anew: no given tasks, none that repeats the run's."""
     return replace(cfg, tasks="", dedupe=cfg.dedupe.replace("off", "structural"), **changes)
@@ -339,16 +359,16 @@ def config_of_run(saved: dict, path: Path | str) -> Config:
 
 def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Config:
     """Fill in what prompt format, --algo, device and other flags imply. Raises UserError with the fix."""
-    presets = PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
     # in float32 on a CPU rollout and training agree to 1e-6
     exact = device == "cpu" and cfg.dtype in ("auto", "float32")
-    presets["importance_cap"] = 0.0 if exact else 2.0
+    implied = dict(importance_cap=0.0 if exact else 2.0)
+    implied |= PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
     if device == "cuda":
-        presets["rollout_batch"] = 0                # as many rows as fit into its memory
+        implied["rollout_batch"] = 0                # as many rows as fit into its memory
     if cfg.single:
-        presets["pop"] = 2                          # of one adapter, once in each role
+        implied["pop"] = 2                          # of one adapter, once in each role
     changes = dict(prompt_format=prompt_format)
-    for name, value in presets.items():
+    for name, value in implied.items():
         if getattr(cfg, name) is None:
             changes[name] = value
     cfg = replace(cfg, **changes)
@@ -387,7 +407,7 @@ def check_value(f: Field, value: object) -> None:
 
 
 def check_tuple(f: Field, value: object) -> None:
-    """The same of a flag with several values."""
+    """Raises UserError where a flag of several values, Names or Numbers, cannot have these."""
     flag = spelled(f.name)
     legal = (str,) if f.type == Names else (int, float)
     of_type = type(value) is tuple and {type(member) for member in value} <= set(legal)

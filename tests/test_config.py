@@ -50,6 +50,22 @@ def test_presets_pass_the_checks_and_leave_nothing_open(prompt_format):
     assert config.resolve_config(config.Config(), prompt_format, "cuda").importance_cap == 2
 
 
+@pytest.mark.parametrize("slip, said", [
+    (dict(basline="none"), "sets 'basline', which is no flag whose default is None: did you mean 'baseline'"),
+    (dict(normalise_advantages="off"), ".*: did you mean 'normalize_advantages'"),
+    (dict(epochs=2), "sets 'epochs', which is no flag whose default is None")])
+def test_a_preset_sets_flags_that_it_can_set(slip, said):
+    """A misspelt one would be an AttributeError that names no table, and a flag with a default of its own would be left as it is."""
+    tables = config.ALGORITHMS, config.PRESETS
+    for name, table in zip(("ALGORITHMS", "PRESETS"), tables):
+        config.check_presets(name, table)
+        last = list(table)[-1]
+        with pytest.raises(AssertionError, match=rf"^{name}\['mine'\] of config.py {said}"):
+            config.check_presets(name, table | dict(mine=table[last] | slip))
+        with pytest.raises(AssertionError, match=rf"{name}\['mine'\] of config.py does not set "):
+            config.check_presets(name, table | dict(mine={}))
+
+
 @pytest.mark.parametrize("algo", config.ALGORITHMS)
 def test_an_algorithm_fills_in_what_is_not_given(algo):
     """Every algorithm sets the same five flags, to legal values, and no two set them alike."""
