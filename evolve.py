@@ -235,7 +235,7 @@ def draw_weights(p_wins: list[float], mode: str, floor: float) -> list[float]:
     return [(1 - floor) * weight / total + floor / len(weights) for weight in weights]
 
 
-def outcome(
+def winner_of(
     solve_rate: float | None,           # None = the teacher had no valid task: the student wins
     expected: float,                    # the solve rate that the ratings predict
     band: float = 0.05,
@@ -254,7 +254,7 @@ def outcome(
     elif rule == "raw":
         band = 0.0
     else:
-        assert rule == "half", f"--outcome {rule} has no case in evolve.outcome: add one"
+        assert rule == "half", f"--outcome {rule} has no case in evolve.winner_of: add one"
     if abs(surprise) <= band:
         return "draw"
     return "student" if surprise > 0 else "teacher"
@@ -332,7 +332,7 @@ def choose_victims(
     return victims
 
 
-def plan(
+def plan_births(
     members: list[Member],
     fitness: Callable[[Member], float],
     replace_frac: float,
@@ -460,7 +460,7 @@ def newborn(
     )
 
 
-def genealogy(birth: Birth, child: Member, norm_ratio: float) -> dict:
+def genealogy_line(birth: Birth, child: Member, norm_ratio: float) -> dict:
     """One line of genealogy.jsonl: a child, how it was made, and its parents and victim as they were then."""
     return {
         "step": child.born,

@@ -442,7 +442,7 @@ def solve(
     return solved, attempts
 
 
-def trial(s: Setup, tasks: list[Task], slot: int, step: int) -> tuple[float, int]:
+def solve_greedily(s: Setup, tasks: list[Task], slot: int, step: int) -> tuple[float, int]:
     """Share of these tasks that the member in a slot solves greedily, and the tokens of its answers."""
     s.adapters.page_in([slot])          # a newborn need not be on the device yet
     done = attempt(s, tasks, [slot] * len(tasks), step, EVOLVE, 1, 0.0)

@@ -38,7 +38,7 @@ from config import FREE, Config, config_of_run, flags_of, parse_args
 from evolve import ROLES, Member, members_of
 from infra.distributed import Ranks, leave
 from infra.gpu import memory
-from measure.metrics import HEADER, Step, line, measures, summary
+from measure.metrics import HEADER, StepRecord, line, measures, summary
 from measure.monitors import EXIT_HALTED, Halted, Monitors
 from measure.probes import probe
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, task_rows
@@ -68,14 +68,14 @@ class Observers:
 def train(setup: Setup, state: State, run: RunDir, signals: Signals, enough: Enough = None) -> None:
     """Steps up to cfg.steps or enough(row). Interrupted leaves the state as before the step."""
     cfg, adapters = setup.cfg, setup.adapters
-    learning = cfg                                  # later with smaller micro-batches, where memory was short
-    where = dict(ranks=setup.ranks, desc="update" if setup.shows_bars else "")
+    desc = "update" if setup.shows_bars else ""     # title of a progress bar
     observers = Observers(Monitors(run.rows("metrics.jsonl") if run.writes else ()), Forecast(setup), enough)
     while state.step < cfg.steps:
         step, clock = state.step, Stopwatch()
 
-        # 1. match: every teacher, or --matches of them, draws a student; who plays is on the device
+        # 1. match: every teacher, or --matches of them, draws a student
         pairs = selfplay.match(setup, state.members, step)
+        # of a large population only those who play have their adapters in the device's memory
         adapters.page_in(member.slot for pair in pairs for member in pair)
         clock.lap("match")
 
@@ -85,7 +85,7 @@ def train(setup: Setup, state: State, run: RunDir, signals: Signals, enough: Eno
         selfplay.verify_proposals(setup, state.archive, proposed, step)
         clock.lap("verify")
 
-        # 3. solve: each student attempts the valid tasks of its teachers; probes ask the same members
+        # 3. solve: each student attempts the valid tasks of its teachers; now and then a probe asks old tasks
         solved, attempts = selfplay.solve(setup, pairs, proposed, step)
         clock.lap("solve")
         probes = probe(setup, state.members, state.heldout, state.unseen, proposed, step)
@@ -95,16 +95,18 @@ def train(setup: Setup, state: State, run: RunDir, signals: Signals, enough: Eno
         selfplay.pay_teachers(setup, state.archive, proposed)
         written = [selfplay.teacher_rows(rollout, proposed), selfplay.student_rows(setup, solved, attempts)]
         batch = selfplay.training_batch(setup, written)
-        objective = rl.Objective(setup.base, adapters, batch, rl.advantages(batch, cfg), learning)
-        first = rl.accumulate(objective, **where)
-        with signals:       # until here a signal ends the step at once; now it waits for the checkpoint
+        objective = rl.Objective(setup.base, adapters, batch, rl.advantages(batch, cfg), cfg)
+        first_epoch = rl.accumulate(objective, setup.ranks, desc)
+        with signals:       # until here a signal ends the step at once; now it waits for the step's end
             state.adam.lr.copy_(torch.tensor(evolve.learning_rates(cfg, state.members, step)))
-            update = rl.update(objective, state.adam, first, **where)
-            learning = dataclasses.replace(cfg, tokens_per_microbatch=update["tokens_per_microbatch"])
+            update = rl.update(objective, state.adam, first_epoch, setup.ranks, desc)
+            # fewer from now on, where memory was short
+            cfg = dataclasses.replace(cfg, tokens_per_microbatch=update["tokens_per_microbatch"])
             clock.lap("update")
-            matches = rate(cfg, pairs, proposed, step)
+            matches = update_ratings(cfg, pairs, proposed, step)
             clock.lap("rate")
-            row = record(setup, state, Step(proposed, batch, objective.adv, update, matches), probes)
+            done = StepRecord(proposed, batch, objective.adv, update, matches)
+            row = record(setup, state, done, probes)
             clock.lap("record")
 
             # 5. evolve: the weakest are replaced by children of the others
@@ -117,15 +119,15 @@ def train(setup: Setup, state: State, run: RunDir, signals: Signals, enough: Eno
 
 # --- the end of a step --------------------------------------------------------------------------------------
 
-def record(setup: Setup, state: State, step: Step, probes: dict) -> dict:
+def record(setup: Setup, state: State, done: StepRecord, probes: dict) -> dict:
     """Add a step's tasks to the archive and its tokens to the totals; returns its line of metrics.jsonl."""
-    valid = [p for p in step.proposed if p.task]
+    valid = [p for p in done.proposed if p.task]
     for p in valid:
         state.archive.add(p.task, p.structure)
-    n_tokens = step.batch.rollout.n_tokens
+    n_tokens = done.batch.rollout.n_tokens
     state.totals["generated"] += int(n_tokens.sum()) + probes.get("probe_tokens", 0)
-    state.totals["trained"] += step.update["trained_tokens"]
-    measured = measures(setup.cfg, setup.base.prompt_format, setup.adapters, state, step)
+    state.totals["trained"] += done.update["trained_tokens"]
+    measured = measures(setup.cfg, setup.base.prompt_format, setup.adapters, state, done)
     row = dict(step=state.step, **measured, **memory(setup.ranks.device), **probes)
     row["sandbox_failures"] += row.pop("probe_failures", 0)
     if not state.heldout:                       # a base without held-out tasks: the run's first valid ones
@@ -177,7 +179,7 @@ def tell(run: RunDir, logs: dict[str, list[dict]], notes: list[str], n_shown: in
 
 # --- ratings ------------------------------------------------------------------------------------------------
 
-def rate(
+def update_ratings(
     cfg: Config,
     pairs: list[tuple[Member, Member]],             # (teacher, student)
     proposed: list[ProposalRecord],
@@ -198,11 +200,11 @@ def rate(
             if sandbox_failed or not tasks:
                 continue                            # nobody has won
         expected = system.p_win(student.rating, teacher.rating)
-        winner = evolve.outcome(solve_rate, expected, rule=cfg.outcome)
-        first, second = student, teacher
+        winner = evolve.winner_of(solve_rate, expected, rule=cfg.outcome)
+        better, worse = student, teacher            # of a draw in this order, too
         if winner == "teacher":
-            first, second = teacher, student
-        first.rating, second.rating = system.rate(first.rating, second.rating, draw=winner == "draw")
+            better, worse = teacher, student
+        better.rating, worse.rating = system.rate(better.rating, worse.rating, draw=winner == "draw")
         teacher.matches += 1
         student.matches += 1
         rows.append(dict(
@@ -220,11 +222,14 @@ def rate(
 
 # --- evolution ----------------------------------------------------------------------------------------------
 
-Key = tuple[int, ...]               # (seed, step, phase, role, number of the victim): of selfplay.make_rng
+# What a birth draws depends on (seed, step, EVOLVE, role, number of the victim), a key of selfplay.make_rng.
+# One more number behind it makes the keys of other draws: 0 of the tasks that children are compared on, 1 of
+# a child's learning rate, 2, 3, ... of the second child of a litter and those after it.
+Key = tuple[int, ...]
 
 
 def make_child(setup: Setup, birth: evolve.Birth, key: Key) -> float:
-    """Write a child over its victim, drawn by the key, in all processes. Returns its norm ratio."""
+    """Write a child over its victim, in all processes. Returns its norm ratio."""
     gen = torch.Generator().manual_seed(selfplay.make_rng(*key).getrandbits(60))
     # A GPU's linear algebra must not divide the processes: process 0 makes the child for all.
     ratio = setup.ranks.broadcast(lambda: evolve.apply_operator(setup.adapters, birth, gen))
@@ -233,38 +238,47 @@ def make_child(setup: Setup, birth: evolve.Birth, key: Key) -> float:
 
 
 @dataclasses.dataclass
-class Trial:
-    """Who was best in a litter's trial, and what the trial was."""
+class Chosen:
+    """Who is in a victim's slot after its replacement was decided."""
     birth: evolve.Birth | None      # None: no child was better than the victim, which stays
     norm_ratio: float               # of that child
-    told: dict                      # the trial as genealogy.jsonl tells it
+    n_tokens: int = 0               # generated to compare the children
+    told: dict = dataclasses.field(default_factory=dict)        # what genealogy.jsonl says of the comparison
 
 
-def try_litter(setup: Setup, archive: Archive, litter: list[evolve.Birth], step: int, key: Key) -> Trial:
+def choose_from_litter(
+    setup: Setup,
+    archive: Archive,
+    litter: list[evolve.Birth],
+    step: int,
+    key: Key,
+) -> Chosen:
     """Let a victim and the children that could replace it attempt the same tasks. Whoever solves most of them
     is in the slot then, the victim where no child is better."""
     adapters = setup.adapters
     slot = litter[0].victim.slot
     tasks = archive.sample(setup.cfg.task_types, selfplay.N_TRIAL, selfplay.make_rng(*key, 0))
-    highest, n_tokens = selfplay.trial(setup, tasks, slot, step)
-    best = Trial(None, 0.0, dict(n_tasks=len(tasks), victim=highest, children=[]))
-    factors = adapters.factors(slot)                # of the best so far: each child is made in the same slot
+    of_victim, n_tokens = selfplay.solve_greedily(setup, tasks, slot, step)
+    highest = of_victim
+    best = Chosen(None, 0.0)
+    factors = adapters.factors(slot)                # all are made in this slot: the best so far is kept here
+    children = []
     for number, birth in enumerate(litter):
-        child_key = key                             # the first one is the child of a run without trials
+        child_key = key                             # the first one is the child of a run without litters
         if number > 0:
-            child_key = (*key, 1 + number)          # (*key, 1) draws a child's rate
+            child_key = (*key, 1 + number)
         norm_ratio = make_child(setup, birth, child_key)
-        solved, tokens = selfplay.trial(setup, tasks, slot, step)
+        solved, tokens = selfplay.solve_greedily(setup, tasks, slot, step)
         n_tokens += tokens
         parents = [parent.name for parent in birth.parents]
-        best.told["children"].append(dict(operator=birth.operator, parents=parents, solved=solved))
+        children.append(dict(operator=birth.operator, parents=parents, solved=solved))
         if solved > highest:
             highest = solved
-            best.birth, best.norm_ratio = birth, norm_ratio
+            best = Chosen(birth, norm_ratio)
             factors = adapters.factors(slot)
     adapters.set_factors(slot, factors)
-    best.told["tokens"] = n_tokens
-    return best
+    trial = dict(n_tasks=len(tasks), victim=of_victim, children=children, tokens=n_tokens)
+    return dataclasses.replace(best, n_tokens=n_tokens, told=dict(trial=trial))
 
 
 def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
@@ -276,14 +290,15 @@ def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
     system = RATINGS[cfg.rating]()
     rows = []
     for number, role in enumerate(ROLES):
-        silent = bool(cfg.tasks)
-        frozen = cfg.lr > 0 and cfg.lr_teacher == 0
-        if role == "teacher" and (silent or frozen):
+        writes_nothing = bool(cfg.tasks)
+        # with --lr 0, too, evolution is all that changes anybody: then teachers take part
+        is_frozen = cfg.lr_teacher == 0 and cfg.lr > 0
+        if role == "teacher" and (writes_nothing or is_frozen):
             continue
         key = (cfg.seed, step, selfplay.EVOLVE, number)
-        # a teacher's worth shows only in matches: of new valid tasks most has who writes the easiest
+        # students alone are compared before they are replaced: what a teacher is worth, only matches show
         size = cfg.litter if role == "student" else 1
-        litters = evolve.plan(
+        litters = evolve.plan_births(
             members_of(state.members, role),
             lambda m: system.fitness(m.rating),
             cfg.replace_frac,
@@ -307,31 +322,29 @@ def replace_victim(
 ) -> dict:
     """Put a child into its victim's slot, with a new optimiser and a rating from its parents. Returns its
     line of genealogy.jsonl, or the victim's where that one stays."""
-    cfg = setup.cfg
-    victim = litter[0].victim
-    trial = {}
+    [first, *_] = litter
+    victim = first.victim
     if is_tried:
-        tried = try_litter(setup, state.archive, litter, step, key)
-        state.totals["generated"] += tried.told["tokens"]
-        birth, norm_ratio = tried.birth, tried.norm_ratio
-        trial = dict(trial=tried.told)
+        chosen = choose_from_litter(setup, state.archive, litter, step, key)
     else:
-        [birth] = litter
-        norm_ratio = make_child(setup, birth, key)
+        chosen = Chosen(first, make_child(setup, first, key))
+    state.totals["generated"] += chosen.n_tokens
+    birth = chosen.birth
     if birth is None:
-        return dict(step=step, child=None, victim=dataclasses.asdict(victim)) | trial
+        return dict(step=step, child=None, victim=dataclasses.asdict(victim)) | chosen.told
     state.adam.reset(victim.slot)
-    rating = child_rating(RATINGS[cfg.rating](), [parent.rating for parent in birth.parents])
-    child = evolve.newborn(birth, rating, step, cfg.lr_mutate, selfplay.make_rng(*key, 1))
+    rating = child_rating(RATINGS[setup.cfg.rating](), [parent.rating for parent in birth.parents])
+    child = evolve.newborn(birth, rating, step, setup.cfg.lr_mutate, selfplay.make_rng(*key, 1))
     place = [m.name for m in state.members].index(victim.name)
     state.members[place] = child
-    return evolve.genealogy(birth, child, norm_ratio) | trial
+    return evolve.genealogy_line(birth, child, chosen.norm_ratio) | chosen.told
 
 
 # --- a whole run --------------------------------------------------------------------------------------------
 
 def begin(run: RunDir, cfg: Config, state: State, setup: Setup) -> None:
-    """Write down what runs where, and print the table's head. cfg: with sizes as asked, not as fitted."""
+    """Write down what runs where, and print the table's head. cfg: the flags as they were given, of which
+    setup.cfg has those that memory limits made to fit."""
     ranks = setup.ranks
     run.write_json("config.json", flags_of(cfg))
     env = environment(cfg, ranks, setup.sandbox)
@@ -355,11 +368,9 @@ def main(cfg: Config, enough: Enough = None) -> RunDir:
     ends after the step in which it returns something true, else after cfg.steps.
     """
     ranks = Ranks.join(cfg.device)
-    with contextlib.ExitStack() as stack:
-        # What can fail here fails in all processes at once: none is left waiting for another.
-        cfg, base = ranks.together(lambda: prepare(cfg, ranks))
-        sandbox = ranks.together(lambda: sandbox_of(cfg, ranks))
-        stack.enter_context(sandbox or contextlib.nullcontext())
+    # What can fail here fails in all processes at once: none is left waiting for another.
+    cfg, base = ranks.together(lambda: prepare(cfg, ranks))
+    with ranks.together(lambda: sandbox_of(cfg, ranks)) as sandbox:
         run, resuming = open_run(cfg, ranks)
         before = config_of_run(run.config(), run.path) if resuming else cfg
         cfg, base = keep_date(cfg, base, before.date, ranks)
@@ -367,9 +378,8 @@ def main(cfg: Config, enough: Enough = None) -> RunDir:
             changed = differing(flags_of(before), flags_of(cfg), FREE)
             demand(not changed, f"{run.path} was started with another configuration: {', '.join(changed)}; "
                    "leave these flags out, or give another --name")
-
         setup, adam = populate(cfg, base, ranks, sandbox, shows_bars=run.writes and sys.stderr.isatty())
-        frozen = hash_base(base, ranks)
+        hash_before = hash_base(base, ranks)
         if resuming:
             state = restore(run, setup, adam, run.steps()[-1])
         else:
@@ -381,34 +391,44 @@ def main(cfg: Config, enough: Enough = None) -> RunDir:
         ranks.check_population(setup.adapters, state.members, f"before step {state.step}")
         if run.writes:
             begin(run, cfg, state, setup)
-
-        signals = Signals(patient=ranks.rank > 0).install()
-        stack.callback(signals.restore)
-        try:
-            train(setup, state, run, signals, enough)
-            save_once(run, state, setup)
-        except Interrupted as e:
-            save_once(run, state, setup)
-            if run.writes:
-                print(f"{e}: saved before step {state.step}; go on with --resume {run.path}", file=sys.stderr)
-            if isinstance(e, Halted):       # all come here; torchrun ends the others when the first leaves,
-                ranks.broadcast(lambda: None)       # so they wait for each other's checkpoint
-            raise
-        except RuntimeError:
-            if not (ranks.rank and signals.pending):
-                raise
-            raise Interrupted(signals.pending) from None    # process 0 has saved and left before this one
-        assert hash_base(base, ranks) == frozen, "the frozen base was changed by training"
+        train_and_save(setup, state, run, enough)
+        assert hash_base(base, ranks) == hash_before, "the frozen base was changed by training"
         if run.writes:
             print(summary(run.rows("metrics.jsonl")))
             print(f"everything lies in {run.path}; python -m report {run.path} draws it")
     return run
 
 
-def sandbox_of(cfg: Config, ranks: Ranks) -> Sandbox | PortableVerifier | None:
+def train_and_save(setup: Setup, state: State, run: RunDir, enough: Enough) -> None:
+    """`train`, and a checkpoint of the state in which it ends, also where a signal or an alarm ends it."""
+    ranks = setup.ranks
+    # Process 0, which saves, must not wait for a process that a signal has ended.
+    signals = Signals(patient=ranks.rank > 0).install()
+    try:
+        train(setup, state, run, signals, enough)
+        save_once(run, state, setup)
+    except Interrupted as e:
+        save_once(run, state, setup)
+        if run.writes:
+            print(f"{e}: saved before step {state.step}; go on with --resume {run.path}", file=sys.stderr)
+        if isinstance(e, Halted):
+            # All processes come here. torchrun ends the others when the first one leaves: each waits for
+            # process 0, which has saved by then.
+            ranks.broadcast(lambda: None)
+        raise
+    except RuntimeError:
+        is_left_alone = ranks.rank > 0 and signals.pending      # by process 0, which has saved and left
+        if not is_left_alone:
+            raise
+        raise Interrupted(signals.pending) from None
+    finally:
+        signals.restore()
+
+
+def sandbox_of(cfg: Config, ranks: Ranks) -> Sandbox | PortableVerifier | contextlib.nullcontext:
     """The verifier, in process 0 alone: its verdicts are told to the others."""
     if ranks.rank > 0:
-        return None
+        return contextlib.nullcontext()
     return open_sandbox(cfg.verifier, cfg.prompt_format)
 
 

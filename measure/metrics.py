@@ -26,7 +26,7 @@ N_COMPARED = 64                     # members of a role whose updates are all co
 # --- metrics.jsonl ------------------------------------------------------------------------------------------
 
 @dataclass
-class Step:
+class StepRecord:
     """What happened in a step: proposals with their attempts, the batch, its update, matches' lines."""
     proposed: list[ProposalRecord]
     batch: Batch
@@ -93,17 +93,17 @@ def equal_rewards(batch: Batch) -> dict[str, float]:
     return alike
 
 
-def update_measures(cfg: Config, step: Step) -> dict:
+def update_measures(cfg: Config, done: StepRecord) -> dict:
     """What the update says of itself; a term without weight in the loss is not measured: None."""
     row = {}
     for name in OF_UPDATE:
-        if name in step.update:
-            row[name] = step.update[name]
+        if name in done.update:
+            row[name] = done.update[name]
     if not cfg.kl_coef:
         row["kl"] = None
     if not cfg.entropy_coef:
         row["entropy"] = None
-    alike = equal_rewards(step.batch)
+    alike = equal_rewards(done.batch)
     if alike:
         row["equal_rewards"] = alike
     return row
@@ -117,11 +117,11 @@ def n_with(proposed: list[ProposalRecord], reason: str, verdict: str) -> int:
     return n
 
 
-def measures(cfg: Config, prompt_format: str, adapters: Adapters, state: State, step: Step) -> dict:
+def measures(cfg: Config, prompt_format: str, adapters: Adapters, state: State, done: StepRecord) -> dict:
     """The step's line of metrics.jsonl, except probes and seconds: overall, per task type and per member."""
     archive = state.archive
     by_kind = {kind: [] for kind in cfg.task_types}
-    for p in step.proposed:
+    for p in done.proposed:
         by_kind[p.kind].append(p)
     described, baseline = {}, {}
     for kind, own in by_kind.items():
@@ -129,27 +129,27 @@ def measures(cfg: Config, prompt_format: str, adapters: Adapters, state: State, 
         baseline[kind] = archive.majority_baseline(kind)
 
     beats_guessing = []
-    for p in step.proposed:
+    for p in done.proposed:
         if p.solve_rate is not None:
             beats_guessing.append(float(p.solve_rate > baseline[p.kind] + NOISE_MARGIN))
-    thinks = thinking(step.proposed, prompt_format)
+    thinks = thinking(done.proposed, prompt_format)
     of_students = []
     for m in members_of(state.members, "student"):
         of_students += thinks.get(m.name, [])
     return dict(
-        **describe(step.proposed),
+        **describe(done.proposed),
         task_types=described,
-        members=member_measures(cfg, adapters, state, step, thinks),
+        members=member_measures(cfg, adapters, state, done, thinks),
         unique_structures=len(archive.structures),
         unique_at_64=archive.unique_at_64(),
         majority_baseline=baseline,
         beats_guessing=mean(beats_guessing),
         think=mean(of_students),
-        brier=mean(match["brier"] for match in step.matches),
-        frac_zero_advantage=(step.adv == 0).float().mean().item(),
-        **update_measures(cfg, step),
-        violations=n_with(step.proposed, VIOLATION, VIOLATION),
-        sandbox_failures=n_with(step.proposed, "sandbox_failure", UNJUDGED),
+        brier=mean(match["brier"] for match in done.matches),
+        frac_zero_advantage=(done.adv == 0).float().mean().item(),
+        **update_measures(cfg, done),
+        violations=n_with(done.proposed, VIOLATION, VIOLATION),
+        sandbox_failures=n_with(done.proposed, "sandbox_failure", UNJUDGED),
         tokens_generated=state.totals["generated"],
         tokens_trained=state.totals["trained"])
 
@@ -168,7 +168,7 @@ def mean_cosines(cfg: Config, adapters: Adapters, members: list[Member],
     return cosine
 
 
-def member_measures(cfg: Config, adapters: Adapters, state: State, step: Step,
+def member_measures(cfg: Config, adapters: Adapters, state: State, done: StepRecord,
                     thinks: dict[str, list[bool]]) -> dict[str, dict]:
     """What the step was for each member, by name; of those that had no match with --matches, the rating."""
     members = {}
@@ -181,18 +181,18 @@ def member_measures(cfg: Config, adapters: Adapters, state: State, step: Step,
             lr=rates[m.slot],
             niche=m.niche)
     playing = set()
-    for match in step.matches:
+    for match in done.matches:
         playing |= {match["teacher"], match["student"]}
     active = [m for m in state.members if m.name in playing or not cfg.matches]
     cosines = mean_cosines(cfg, adapters, active, state.step)
     proposals, verdicts = {}, {}                        # by who wrote them
-    for p in step.proposed:
+    for p in done.proposed:
         proposals.setdefault(p.teacher.name, []).append(p)
         for name, own in p.attempts.items():
             verdicts.setdefault(name, []).extend(own)
     for m in active:
         row = members[m.name]
-        row |= learned(m, step)
+        row |= learned(m, done)
         row["cosine"] = cosines.get(m.name)
         row["think"] = mean(thinks.get(m.name, []))
         if m.role == "teacher":
@@ -205,15 +205,15 @@ def member_measures(cfg: Config, adapters: Adapters, state: State, step: Step,
     return members
 
 
-def learned(m: Member, step: Step) -> dict:
+def learned(m: Member, done: StepRecord) -> dict:
     """What a member's rows in its role were paid, how sure it was of them, and what they did to it."""
-    rollout = step.batch.rollout
-    own = (rollout.member == m.slot) & (step.batch.role == ROLES.index(m.role))
+    rollout = done.batch.rollout
+    own = (rollout.member == m.slot) & (done.batch.role == ROLES.index(m.role))
     n_tokens = rollout.n_tokens[own].sum().item()
     return dict(
-        reward=mean(step.batch.reward[own].tolist()),
+        reward=mean(done.batch.reward[own].tolist()),
         entropy=-rollout.logp[own].sum().item() / max(1, n_tokens),
-        grad_norm=step.update["grad_norm"][m.slot])
+        grad_norm=done.update["grad_norm"][m.slot])
 
 
 # --- the terminal -------------------------------------------------------------------------------------------

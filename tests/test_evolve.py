@@ -12,7 +12,7 @@ from factors import RANK, fresh, gen, names, trained
 
 import evolve
 from config import EVOLVE, MATCHING, Config, resolve_config
-from evolve import Member, apply_operator, cross, genealogy, learning_rates, match, newborn, outcome, plan
+from evolve import Member, apply_operator, cross, learning_rates, match, newborn, plan_births, winner_of
 from infra.errors import UserError
 from lora import Adapters
 from operators import CROSSOVERS, EXACT, MUTATIONS, OPERATORS, dw_norm, n_children
@@ -37,7 +37,7 @@ def fitness(m):
 
 
 def births_of(members, seed=0, replace_frac=0.25, grace=10, step=10, mode="mixed"):
-    return [birth for birth, in plan(members, fitness, replace_frac, grace, step, mode, random.Random(seed))]
+    return [birth for birth, in plan_births(members, fitness, replace_frac, grace, step, mode, random.Random(seed))]
 
 
 def meet(teachers, students, mode, seed, p=None, floor=0.1, **more):
@@ -92,10 +92,10 @@ def test_who_meets_has_a_type_in_common(mode):
 
 
 def test_outcomes():
-    assert outcome(None, 0.5) == "student"
-    assert [outcome(r, 0.7, 0.05) for r in (0.8, 0.7, 0.66, 0.6)] == ["student", "draw", "draw", "teacher"]
-    assert [outcome(r, 0.9, 0.1, "half") for r in (0.7, 0.55, 0.3)] == ["student", "draw", "teacher"]
-    assert [outcome(r, 0.9, 0.1, "raw") for r in (0.55, 0.5, 0.45)] == ["student", "draw", "teacher"]
+    assert winner_of(None, 0.5) == "student"
+    assert [winner_of(r, 0.7, 0.05) for r in (0.8, 0.7, 0.66, 0.6)] == ["student", "draw", "draw", "teacher"]
+    assert [winner_of(r, 0.9, 0.1, "half") for r in (0.7, 0.55, 0.3)] == ["student", "draw", "teacher"]
+    assert [winner_of(r, 0.9, 0.1, "raw") for r in (0.55, 0.5, 0.45)] == ["student", "draw", "teacher"]
 
 
 def test_rates_decay_by_the_step_of_the_run():
@@ -122,7 +122,7 @@ def test_founders_rates_are_spread_and_inherited():
     scales = [newborn(birth, Rating(), 10, 1.25, random.Random(seed)).lr_scale for seed in range(20)]
     assert set(scales) == {2.5, 1.6} and scales[0] == newborn(birth, Rating(), 10, 1.25, random.Random(0)).lr_scale
     child = newborn(birth, Rating(), 10)
-    assert child.lr_scale == 2.0 and genealogy(birth, child, 1.0)["lr_scale"] == 2.0
+    assert child.lr_scale == 2.0 and evolve.genealogy_line(birth, child, 1.0)["lr_scale"] == 2.0
     with pytest.raises(UserError, match="rate of S4 is beyond all numbers"):
         learning_rates(cfg, [dataclasses.replace(child, lr_scale=math.inf)], 0)
 
@@ -166,7 +166,7 @@ def test_a_litter_is_of_different_children(mode):
     """The first is the one that a litter of 1 has; as many as asked for, or as the survivors can have."""
     members, most = team("S", 8), min(5, n_children(mode, 6))
     for seed in range(20):
-        litters = plan(members, fitness, 0.25, 10, 10, mode, random.Random(seed), litter=5)
+        litters = plan_births(members, fitness, 0.25, 10, 10, mode, random.Random(seed), litter=5)
         assert [len(litter) for litter in litters] == [most, most] and litters[0][0] == births_of(members, seed, mode=mode)[0]
         for litter, name in zip(litters, ("S8", "S9")):
             assert {(b.child, b.victim.name) for b in litter} == {(name, litter[0].victim.name)}
@@ -192,7 +192,7 @@ def test_partners_complement_each_other_and_a_child_plays_what_both_play():
     members = in_niches("S", "a", "a", "a", "b", "ab", "c", "bc", "a", "abc")
     births = births_of(members, step=11, mode="add")
     assert [[m.name for m in b.parents] for b in births] == [["S7", "S6"], ["S5", "S4"]]
-    row = genealogy(births[0], newborn(births[0], Rating(), 11), 1.0)
+    row = evolve.genealogy_line(births[0], newborn(births[0], Rating(), 11), 1.0)
     assert row["niche"] == ("a", "b", "c") and row["parents"][0]["niche"] == ("a",)
     assert births_of(members, mode="add") == [], "founders of niches have grace"
     assert all(newborn(b, Rating(), 11).niche == b.parents[0].niche for b in births_of(members, step=11, mode="copy"))
@@ -227,7 +227,7 @@ def test_a_child_takes_the_victims_place_and_is_the_one_made_by_hand(operator, t
     assert same == [False, True, True, True] and 0.4 < ratio < 2
     child = newborn(b, Rating(22.0, 4.0), 10)
     assert (child.slot, child.name, child.operator, child.born) == (0, "T4", operator, 10)
-    line = json.loads(json.dumps(genealogy(b, child, ratio)))
+    line = json.loads(json.dumps(evolve.genealogy_line(b, child, ratio)))
     assert line["child"] == "T4" and line["victim"]["name"] == "T0" and line["operator"] == operator and line["mu"] == 22.0
     assert [p["name"] for p in line["parents"]] == list(child.parents)
     given = [saved(tmp_path, trained(m.slot), m.name) for m in b.parents]

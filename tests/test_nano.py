@@ -209,7 +209,7 @@ def test_matches_are_rated_as_the_engine_does(n_correct):
         teacher, student = tiny_member("T0", a), tiny_member("S0", b)
         nano.rate_match(teacher, student, rows)
         rate = None if n_correct is None else n_correct / 8
-        winner = evolve.outcome(rate, TRUESKILL.p_win(b, a), rule=Config.outcome)
+        winner = evolve.winner_of(rate, TRUESKILL.p_win(b, a), rule=Config.outcome)
         if winner == "teacher":
             a, b = TRUESKILL.rate(a, b)
         else:
@@ -268,7 +268,7 @@ def test_the_same_member_makes_room(step, capsys):
             born, parents = rng.choice([0, step - 15, step - 5]), rng.choice([(), ("S9",)])
             theirs.append(evolve.Member(f"S{i}", "student", i, rating, born, parents, matches=1))
             mine.append(tiny_member(f"S{i}", rating, **(dict(born=born) if parents else {})))
-        litters = evolve.plan(theirs, lambda m: TRUESKILL.fitness(m.rating), Config.replace_frac, nano.EVOLVE_EVERY, step, "mixed", rng)
+        litters = evolve.plan_births(theirs, lambda m: TRUESKILL.fitness(m.rating), Config.replace_frac, nano.EVOLVE_EVERY, step, "mixed", rng)
         before = list(mine)
         nano.evolve(mine, step)
         said = capsys.readouterr().out

@@ -289,17 +289,17 @@ def test_matches(setup):
     one.rating = Rating(30.0, 5.0)
     for i, p in enumerate(batch):
         p.teacher = (one, two)[i % 2]
-    rows = train.rate(setup(outcome="half").cfg, [(one, students[0]), (two, students[1])], batch, 3)
+    rows = train.update_ratings(setup(outcome="half").cfg, [(one, students[0]), (two, students[1])], batch, 3)
     assert [(row["solve_rate"], row["winner"]) for row in rows] == [(0.5, "draw")] * 2
     assert one.rating.mu < 30 and students[0].rating.mu > 25 and two.rating.mu == students[1].rating.mu == 25
     assert rows[0]["expected"] < 0.5 and one.matches == 1
     assert rows[0]["brier"] == pytest.approx((rows[0]["expected"] - 0.5) ** 2)
-    row, = train.rate(setup().cfg, [(two, students[0])], [p for p in batch if p.reason], 4)
+    row, = train.update_ratings(setup().cfg, [(two, students[0])], [p for p in batch if p.reason], 4)
     assert row["winner"] == "student" and row["solve_rate"] is row["brier"] is None  # nothing valid is a loss
     students[1].niche = ("code_f",)                 # who has nothing to try
-    assert not train.rate(setup().cfg, [(one, students[1])], batch, 4)
+    assert not train.update_ratings(setup().cfg, [(one, students[1])], batch, 4)
     batch[3].reason = "sandbox_failure"             # which nobody has won
-    assert not train.rate(setup().cfg, [(two, students[0])], batch[3:], 4)
+    assert not train.update_ratings(setup().cfg, [(two, students[0])], batch[3:], 4)
 
 
 def test_the_oldest_leave_and_their_keys_stay():

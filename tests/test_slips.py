@@ -108,8 +108,8 @@ def test_a_value_without_its_case_is_named(name, compute):
     cfg = dataclasses.replace(rl.DEFAULT, **{name: "positive"})
     with pytest.raises(AssertionError, match=f"^--{name.replace('_', '-')} positive has no case in rl.*: add one"):
         compute(batch, cfg)
-    with pytest.raises(AssertionError, match="--outcome mine has no case in evolve.outcome"):
-        evolve.outcome(0.4, 0.5, rule="mine")
+    with pytest.raises(AssertionError, match="--outcome mine has no case in evolve.winner_of"):
+        evolve.winner_of(0.4, 0.5, rule="mine")
 
 
 def test_a_role_is_in_the_list_of_roles():
