@@ -26,7 +26,7 @@ from lora import Adapters, AdapterWeights, Route
 from model import Base, closing_table
 
 BELOW_1 = 1 - 2 ** -23      # largest number whose product with a float32 total cannot round up to the total
-BLOCK = 512                 # weights of a vocabulary that are summed apart: see draw
+BLOCK = 512                 # probabilities of a vocabulary that are summed apart: see draw
 PREFILL = 1 << 12           # padded tokens of prompts run at a time: never a long prompt of each row at once
 PATIENCE = {"cuda": 8}      # steps between looks at who has ended: each makes the processor wait for the GPU
 
@@ -109,18 +109,17 @@ class SamplingParams:
     desc: str = ""                                  # title of the progress bar; "" = no bar
 
 
-def draw(weight: Tensor, u: Tensor) -> Tensor:
-    """Index (B,) where the running sum of weights (B, V) passes u (B,) in [0, 1) times their sum. By the sums
-    of blocks, then within one: a card would write and read the running sum of a whole vocabulary."""
-    V = weight.shape[1]
+def draw(probs: Tensor, u: Tensor) -> Tensor:
+    """Index (B,) where the running sum of probabilities (B, V) passes u (B,) in [0, 1) times the whole sum.
+    First among blocks, then within one: a card would write and read the sums of a whole vocabulary."""
+    V = probs.shape[1]
     size = min(V, BLOCK)
-    blocks = F.pad(weight, (0, -V % size)).unflatten(1, (-1, size))     # (B, n, size)
-    n = blocks.shape[1]
-    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)               # (B, n), of the running sum
-    starts = F.pad(ends, (1, 0))                                        # (B, n + 1)
+    blocks = F.pad(probs, (0, -V % size)).unflatten(1, (-1, size))      # (B, blocks, size)
+    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)               # (B, blocks), running sum
+    starts = F.pad(ends, (1, 0))                                        # (B, blocks + 1)
     at = u.clamp_max(BELOW_1)[:, None] * ends[:, -1:].float()           # (B, 1)
     block = torch.searchsorted(ends.float(), at, right=True)
-    block = block.clamp_max(n - 1)                                      # (B, 1)
+    block = block.clamp_max(blocks.shape[1] - 1)                        # (B, 1)
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, size))
     inside = inside.squeeze(1)                                          # (B, size), of each row's block
     cdf = starts.gather(1, block) + inside.cumsum(-1, dtype=torch.float64)
@@ -172,7 +171,7 @@ class DecodeBatch:
         self.rows = Rollout(ids, length, length.clone(), logp, member)
         u = [np.random.default_rng(key).random(L + 1) for key in prompts.keys]
         self.u = send(torch.from_numpy(np.stack(u)).float(), device)
-        self.ends = send(torch.tensor(base.eos_ids), device)
+        self.eos = send(torch.tensor(base.eos_ids), device)
         self.closing = closing_table(base.tokenizer, sampling.closing, cfg.vocab_size, device)
         self.n_matched = torch.zeros_like(length)       # characters of the closing text that a row ends with
 
@@ -186,7 +185,7 @@ class DecodeBatch:
             self.cache = KVCache(cfg, B, S, dtype, device)
         self.weights = None
         if adapters:
-            self.weights = AdapterWeights(adapters, member, dtype, pages=self.paged)
+            self.weights = AdapterWeights(adapters, member, dtype, in_graph=self.paged)
         self.row = torch.arange(B, device=device)
         self.member = torch.full_like(self.row, -1)
         self.token = torch.zeros_like(self.row)
@@ -201,8 +200,8 @@ class DecodeBatch:
         return self.weights.route(member, one_token)
 
     def extend(self, row: Tensor, t: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the next token of rows (n,), which have t (n,) tokens, by logits (n, V): it and the new t.
-        What a row draws when it has ended, at t = L, lands in the spare column."""
+        """Draw the next token of rows (n,), whose answers have t (n,) tokens, by logits (n, V). Returns the
+        tokens and the new t. What a row draws when it has ended, at t = L, lands in the spare column."""
         rows = self.rows
         token, logp = sample(logits, self.sampling.temperature, self.u[row, t])
         live = t < self.L
@@ -211,7 +210,7 @@ class DecodeBatch:
         rows.ids[row, column] = token
         rows.logp[row, column] = logp
         rows.length[row] = torch.where(live, column + 1, rows.length[row])
-        ended = (token[:, None] == self.ends).any(-1)       # torch.isin of many ends would wait for a GPU
+        ended = (token[:, None] == self.eos).any(-1)       # torch.isin of many ends would wait for a GPU
         if self.closing is not None:
             n_matched = self.closing[self.n_matched[row], token].long()
             self.n_matched[row] = n_matched
@@ -304,7 +303,9 @@ def decode(
     going = set(range(N))                       # rows that `watch` has not been shown
     longest_first = sorted(range(len(member)), key=lambda i: (-batch.lengths[i], member[i]))
     waiting = deque(longest_first)              # numbers of prompts
-    few = 2 if batch.paged else 4               # idle places, a part of all, that may cost: pages cost less
+    # The share of idle places from which on they are dropped. They cost time in each step, in pages less,
+    # and to drop them costs some, too.
+    share = 1 / 2 if batch.paged else 1 / 4
     with tqdm(total=N, desc=sampling.desc, leave=False, disable=not sampling.desc) as bar:
         while True:
             B = len(batch.t)
@@ -325,7 +326,7 @@ def decode(
             if n_idle == B:
                 batch.stepper = None            # a reference cycle would keep the batch's cache
                 return batch.rows
-            if not waiting and n_idle >= B / few:
+            if not waiting and n_idle >= B * share:
                 busy = batch.t < batch.L
                 batch.keep(busy.nonzero().squeeze(1))
             if batch.stepper is None:
@@ -368,7 +369,7 @@ def generate(
     assert watch is None or ranks.world == 1
     if ranks.world == 1:
         rows = decode(base, adapters, prompts, sampling, watch)
-        return rows.select(torch.arange(len(prompts.keys)))
+        return rows.select(torch.arange(len(prompts.keys)))     # all of them, cut to the longest
 
     # Each process takes every world-th prompt; all of them gather the rows, and put them into order.
     dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]
@@ -380,9 +381,9 @@ def generate(
         keys += prompts.keys[i * n:(i + 1) * n]
     part = decode(base, adapters, Prompts(ids, member, keys), sampling)
     part = part.widened(longest + new + 1)          # as wide as everybody's
-    sizes = [len(numbers) * n for numbers in dealt]
-    gathered = part.map(lambda x: ranks.gather(x[:sizes[ranks.rank]], sizes))
-    order = torch.tensor(sum(dealt, []), device=ranks.device)       # the prompts as they were gathered
-    place = order.argsort()
+    n_rows = [len(numbers) * n for numbers in dealt]                # of each process
+    gathered = part.map(lambda x: ranks.gather(x[:n_rows[ranks.rank]], n_rows))
+    numbers = torch.tensor(sum(dealt, []), device=ranks.device)     # of the prompts, as they were gathered
+    place = numbers.argsort()                                       # of each prompt in this order
     rows = place[:, None] * n + torch.arange(n, device=ranks.device)
     return gathered.select(rows.flatten())

@@ -8,13 +8,13 @@ goes through one batch, by one of four products that compute the same (LOG.md ha
     grouped   rows put into the order of their members, two products over groups of any size
     looped    each member's rows by themselves: where `grouped` is not to be had
     dense     y + masked(x A_all^T) alpha/R B_all^T, with A_all (k R, in), B_all (out, k R), masked: 0 for all
-              but a row's own member: no order, k times the arithmetic: for single tokens, few members
+              but a row's own member: no order, k times the arithmetic: to decode for few members
 
 No member changes another's row or gradient, whatever its factors hold: the first three never bring the two
 together, and the last masks, as 0 times NaN is NaN.
 
-Layers that read the same x (q, k, v; gate, up) share the first product. With pages all of generation is
-dense: it needs no order, and rows may come and go while a CUDA graph holds the step.
+Layers that read the same x (q, k, v; gate, up) share the first product. Where a CUDA graph holds the steps of
+decoding, all are dense: rows may come and go between two of them, as no order is needed.
 """
 import math
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ from infra.gpu import send
 # The linear layers of a block that can carry adapters, by the names that Hugging Face gives them
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 Factors = dict[str, tuple[Tensor, Tensor]]      # layer path -> A (R, in), B (out, R)
-DENSE = 16                 # members up to which single tokens take the dense product
+DENSE = 16                 # members up to which decoding takes the dense product
 
 
 def name_of(path: str) -> str:
@@ -129,24 +129,24 @@ class Adapters:
                 B[home] = self.B[path][rows].cpu()
 
     @torch.no_grad()
-    def init_member(self, p: int, gen: torch.Generator) -> None:
+    def init_member(self, slot: int, gen: torch.Generator) -> None:
         """Fresh member: A Kaiming-uniform (as PEFT), B zero, so that it equals the base bit for bit."""
         for A, B in self.masters.values():
             bound = 1 / math.sqrt(A.shape[2])           # kaiming_uniform_(a=sqrt(5)) on (R, in)
             drawn = torch.empty(A.shape[1:]).uniform_(-bound, bound, generator=gen)     # alike on all devices
-            A[p].copy_(drawn)
-            B[p].zero_()
+            A[slot].copy_(drawn)
+            B[slot].zero_()
 
-    def factors(self, p: int) -> Factors:
-        """A copy of member p's factors, detached."""
+    def factors(self, slot: int) -> Factors:
+        """A copy of a member's factors, detached."""
         copied = {}
         for path, (A, B) in self.masters.items():
-            copied[path] = A[p].detach().clone(), B[p].detach().clone()
+            copied[path] = A[slot].detach().clone(), B[slot].detach().clone()
         return copied
 
     @torch.no_grad()
-    def set_factors(self, p: int, factors: Factors) -> None:
-        """Overwrite member p, wholly or not at all. Raises UserError where layers or shapes differ, or a
+    def set_factors(self, slot: int, factors: Factors) -> None:
+        """Overwrite a member, wholly or not at all. Raises UserError where layers or shapes differ, or a
         number is not finite: 0 * inf reaches others."""
         odd = min(set(factors) ^ set(self.A), default="")
         demand(not odd, f"adapter covers other layers than this population ({odd}): use the same base and "
@@ -159,8 +159,8 @@ class Adapters:
                    f"adapter {path} holds numbers that are not finite: take an earlier one")
         for path, (A, B) in factors.items():
             own_a, own_b = self.masters[path]
-            own_a[p].copy_(A)
-            own_b[p].copy_(B)
+            own_a[slot].copy_(A)
+            own_b[slot].copy_(B)
 
     def route(self, member: Tensor, dtype: torch.dtype) -> "Route | None":
         """What a Model takes as `lora` for rows of members (B,) int64, -1 = bare base; None if all are."""
@@ -174,10 +174,10 @@ class Adapters:
 class AdapterWeights:
     """The factors of the members that a call needs, at the base's precision, laid out for the products.
 
-    Of the m layers that share an input, A is one tensor (k, m R, in), and so is B (k, m R, sum of sizes), in
-    blocks between zeros: fewest products, the form that gradients go through. For `pages` A is (m, k, R, in),
-    times alpha/R, and each layer has its own B (k, R, out): nothing is read but factors, which decoding on a
-    card waits for.
+    There are two layouts for m layers that share an input. Usually A is one tensor (k, m R, in), and so is B
+    (k, m R, sum of sizes), with zeros in the columns of other layers: products are few, and gradients go
+    through them. With `in_graph`, for steps that a CUDA graph holds, A is (m, k, R, in), times alpha/R, and
+    each layer has its own B (k, R, out): no zeros are read, and decoding on a card waits for what it reads.
     With `trains` a backward pass leaves the gradients with copies, and add_gradients passes them on.
     """
 
@@ -186,16 +186,16 @@ class AdapterWeights:
         adapters: Adapters,
         member: Tensor,                                 # (B,) of all rows that will be routed; -1 = base
         dtype: torch.dtype,
-        pages: bool = False,
+        in_graph: bool = False,
         trains: bool = False,
     ):
         self.adapters = adapters
         self.dtype = dtype
-        self.pages = pages
+        self.in_graph = in_graph
         self.trains = trains
-        self.device = next(iter(adapters.A.values())).device
+        self.device = adapters.device
         self.present = member[member >= 0].unique()     # where `member` is: on the CPU no GPU is waited for
-        self.made = {}                                  # of layers on one input: what `together` returns
+        self.made = {}                                  # of layers on one input: what `for_layers` returns
         self.copies = []                                # (factor, copy of these members' part)
 
     def pick(self, factor: Tensor) -> Tensor:
@@ -209,15 +209,15 @@ class AdapterWeights:
             self.copies.append((factor, part))
         return part.to(self.dtype)
 
-    def together(self, paths: tuple[str, ...], sizes: list[int]) -> tuple | None:
-        """Of layers on one input, with these numbers of outputs: A and B; for pages A and a list of (columns
-        of the joint output, B). None if none of them has adapters."""
+    def for_layers(self, paths: tuple[str, ...], sizes: list[int]) -> tuple | None:
+        """Of layers on one input, with these numbers of outputs: A and B; with in_graph A and a list of
+        (columns of the joint output, B). None if none of them has adapters. Made once."""
         if paths not in self.made:
-            self.made[paths] = self.laid_out(paths, sizes)
+            self.made[paths] = self.lay_out(paths, sizes)
         return self.made[paths]
 
-    def laid_out(self, paths: tuple[str, ...], sizes: list[int]) -> tuple | None:
-        """What `together` returns, made anew."""
+    def lay_out(self, paths: tuple[str, ...], sizes: list[int]) -> tuple | None:
+        """What `for_layers` returns, made anew."""
         columns = []                                    # of each layer with adapters, in the joint output
         As, Bs = [], []                                 # (k, R, in), (k, R, out)
         end = 0
@@ -230,16 +230,16 @@ class AdapterWeights:
         if not columns:
             return None
         if not self.trains:
-            As, Bs = contained(As, Bs)
+            As, Bs = with_finite_B(As, Bs)
 
-        if self.pages:
+        if self.in_graph:
             scaled = torch.stack(As) * self.adapters.scale      # else every step would have to multiply
             Bs = [B.contiguous() for B in Bs]
             return scaled, list(zip(columns, Bs))
         if len(sizes) == 1:
             [A], [B] = As, Bs
-            was_copied = self.dtype != torch.float32 or (self.trains and len(A) < self.adapters.n_members)
-            if was_copied:
+            is_copy = self.dtype != torch.float32 or (self.trains and len(A) < self.adapters.n_members)
+            if is_copy:                                 # the masters themselves are not copied only for this
                 B = B.contiguous()                      # else every dense product would copy it
             return A, B
         padded = []                                     # (k, R, sum of sizes): 0 in the others' columns
@@ -267,7 +267,7 @@ class AdapterWeights:
 
     def route(self, member: Tensor, one_token: bool = False) -> "Route | None":
         """As Adapters.route, by the cheapest product for the order of rows of no other members than these."""
-        if self.pages:
+        if self.in_graph:
             return self.static_route(member)
         if not (member >= 0).any():
             return None
@@ -302,15 +302,15 @@ class AdapterWeights:
         is_own = member[:, None] == self.present                # (B, k)
         is_own = is_own[:, None, :, None]                       # (B, 1, k, 1)
         own = send(-is_own.to(bits), self.device)               # -1 has all bits set
-        if self.pages:
+        if self.in_graph:
             return Route(self, partial(dense_by_layer, own=own))
         return Route(self, partial(dense, own=own, scale=self.adapters.scale))
 
 
-def contained(As: list[Tensor], Bs: list[Tensor]) -> tuple[list, list]:
-    """Factors A (k, R, in) and B (k, R, out) of layers on one input, such that all B are finite: `dense` adds
-    up those of all members, times 0 for others. A member with NaN or infinity in a B gets NaN for its A: what
-    A makes is masked, and its own rows are not finite, as they were."""
+def with_finite_B(As: list[Tensor], Bs: list[Tensor]) -> tuple[list, list]:
+    """Factors A (k, R, in) and B (k, R, out) of layers on one input, all B of them finite: `dense` multiplies
+    the B of others by 0, and 0 times NaN or infinity is NaN. A member whose B is not finite gets 0 for it and
+    NaN for its A, which is masked for others: its own rows are not finite, as they were."""
     whole = [B.isfinite().all(2).all(1) for B in Bs]            # of each layer (k,)
     broken = ~torch.stack(whole).all(0)
     if not broken.any():
@@ -332,7 +332,7 @@ class Route:
 
     def __call__(self, paths: tuple[str, ...], sizes: list[int], x: Tensor, y: Tensor) -> Tensor:
         """Outputs y (B, T, sum of sizes) of the layers `paths`, plus the updates of those with adapters."""
-        factors = self.weights.together(paths, sizes)
+        factors = self.weights.for_layers(paths, sizes)
         if factors is None:
             return y
         A, B = factors
@@ -369,22 +369,21 @@ def masked(h: Tensor, own: Tensor) -> Tensor:
 
 
 def dense(A: Tensor, B: Tensor, x: Tensor, y: Tensor, own: Tensor, scale: float) -> Tensor:
-    """Every row through the columns of all members; `own` (B, 1, k, 1) says which are its own: `masked`."""
-    if torch.is_grad_enabled():
-        # B's gradient would be a sum over all rows, 0 times the NaN of another's among them
-        rows = [is_own.nonzero().squeeze(1) for is_own in own[:, 0, :, 0].T]
-        return looped(A, B, x, y, rows, scale)
-    h = F.linear(x, A.flatten(0, 1)).view(*x.shape[:2], len(A), -1).mul_(scale)
+    """Every row through the columns of all members; `own` (B, 1, k, 1) says which are its own: `masked`.
+    Without gradients: B's would be a sum over all rows, 0 times the NaN of another's among them."""
+    h = F.linear(x, A.flatten(0, 1))                            # (B, T, k m R)
+    h = h.view(*x.shape[:2], len(A), -1).mul_(scale)            # (B, T, k, m R)
     return y + masked(h, own).flatten(2) @ B.flatten(0, 1)
 
 
 def dense_by_layer(A: Tensor, Bs: list[tuple[slice, Tensor]], x: Tensor, y: Tensor, own: Tensor) -> Tensor:
-    """`dense` for pages: A (m, k, R, in) times alpha/R, and of each layer its columns of y and B. Without
-    gradients."""
-    h = masked(F.linear(x, A.flatten(0, 2)).view(*x.shape[:2], *A.shape[:3]), own[:, :, None])
-    flat = y.view(-1, y.shape[2])
+    """`dense` in a graph: A (m, k, R, in) times alpha/R, and of each layer its columns of y and B."""
+    h = F.linear(x, A.flatten(0, 2))                            # (B, T, m k R)
+    h = masked(h.view(*x.shape[:2], *A.shape[:3]), own[:, :, None])
+    flat = y.view(-1, y.shape[2])                               # (B T, sum of sizes)
     for i, (columns, B) in enumerate(Bs):
-        flat[:, columns].addmm_(h[:, :, i].view(len(flat), -1), B.flatten(0, 1))
+        of_layer = h[:, :, i].view(len(flat), -1)               # (B T, k R)
+        flat[:, columns].addmm_(of_layer, B.flatten(0, 1))
     return y
 
 

@@ -130,15 +130,14 @@ def cayley(
     gen: Generator,
 ) -> Tensor:
     """A random rotation (R, R), exactly orthogonal, that turns a vector by about `angle`: the Cayley
-    transform (I - K)^-1 (I + K) of a skew K. Directions that are not live stay where they are."""
+    transform (I - W)^-1 (I + W) of a skew W. Directions that are not live stay where they are."""
     R = len(live)
-    noise = torch.randn(R, R, generator=gen, dtype=torch.float64)
-    skew = noise - noise.T
-    both_live = live[:, None] & live[None, :]
+    drawn = torch.randn(R, R, generator=gen, dtype=torch.float64)
     size = angle / (8 * R) ** 0.5
-    K = skew * size * both_live
+    W = (drawn - drawn.T) * size
+    W = W * live[:, None] * live
     eye = torch.eye(R, dtype=torch.float64)
-    return torch.linalg.solve(eye - K, eye + K)
+    return torch.linalg.solve(eye - W, eye + W)
 
 
 def svd(

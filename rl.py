@@ -57,7 +57,7 @@ def no_case(name: str, cfg: Config, where: str) -> str:
 
 # --- advantages ---------------------------------------------------------------------------------------------
 
-def group_mean(
+def mean_and_std(
     x: Tensor,                       # (N,)
     group: Tensor,                   # (N,) rows with the same number are a group
     weight: Tensor | None = None,    # (N,)
@@ -83,9 +83,9 @@ def group_mean(
 
 def advantages(batch: Batch, cfg: Config = DEFAULT) -> Tensor:
     """One advantage per row (N,) float32, the same for each of its tokens. Rows of groups without variance
-    get exactly 0 and take no part in the whitening, unless there is neither baseline nor scale. A reward that
-    is not finite makes NaN, which `accumulate` reports."""
-    mean, std = group_mean(batch.reward, batch.group)
+    get exactly 0 and take no part in the whitening; with the baseline "none" every row takes part. A reward
+    that is not finite makes NaN, which `accumulate` reports."""
+    mean, std = mean_and_std(batch.reward, batch.group)
     adv = batch.reward.to(mean.dtype)
     has_variance = ~(std <= 1e-6)                          # not std > 1e-6, which is false for NaN
     if cfg.baseline == "none":
@@ -122,7 +122,7 @@ def whiten(
     table = torch.stack(columns, 1)                        # (N, 2 or 3): equal lines are a group
     _, group = table.unique(dim=0, return_inverse=True)
     n_tokens = batch.rollout.n_tokens * rows
-    mean, std = group_mean(adv, group, n_tokens)
+    mean, std = mean_and_std(adv, group, n_tokens)
     adv = (adv - mean) / (std + 1e-6)
     return adv.masked_fill(~rows, 0.0)
 
@@ -187,7 +187,7 @@ def answer_mean(
 
 def policy_loss(
     logp: Tensor,                    # (M,) now
-    old: Tensor,                     # (M,) when it was sampled
+    old: Tensor,                     # (M,) before the first epoch, computed as now: not p.logp
     p: Packed,
     adv: Tensor,                     # (N,)
     cfg: Config,
@@ -236,23 +236,23 @@ def token_losses(
     """Loss and log-probability (M,) of the answer tokens of packed rows, and SUMS as a vector.
 
     policy_loss times the importance weight + kl_coef k3 - entropy_coef H. In the first epoch the ratio is 1,
-    the gradient the plain policy gradient. The weight, min(exp(before - p.logp), importance_cap), corrects
+    the gradient the plain policy gradient. The weight, min(exp(old - p.logp), importance_cap), corrects
     for a rollout that computes otherwise than training does (truncated importance sampling, 2505.24034).
     """
     base, cfg = o.base, o.cfg
     hidden = states(o, route, p, checkpointing)
     logp, H = token_logp(base, hidden, p.target, cfg.temperature, bool(cfg.entropy_coef))
     now = logp.detach()
-    before = now                           # in the first epoch: nothing has been updated yet
+    old = now                              # in the first epoch: nothing has been updated yet
     if o.old is not None:
-        before = o.old[p.row, p.column]
-    loss, clipped = policy_loss(logp, before, p, o.adv, cfg)
+        old = o.old[p.row, p.column]
+    loss, clipped = policy_loss(logp, old, p, o.adv, cfg)
     terms = dict(trained_tokens=torch.ones_like(now))      # name of SUMS -> (M,)
     if o.old is not None:
         terms["clip_frac"] = clipped
-        terms["approx_kl"] = k3(now - before)
+        terms["approx_kl"] = k3(now - old)
     if cfg.importance_cap:
-        weight = (before - p.logp).exp()
+        weight = (old - p.logp).exp()
         terms["capped_frac"] = weight > cfg.importance_cap
         loss = loss * weight.clamp_max(cfg.importance_cap)
     if cfg.kl_coef:
@@ -336,14 +336,15 @@ def accumulate(
     """
     rows = o.contributing
     budget = o.cfg.tokens_per_microbatch
-    left_out = torch.zeros(o.adapters.n_members, dtype=torch.bool, device=o.adv.device)
+    broken = torch.zeros(o.adapters.n_members, dtype=torch.bool, device=o.adv.device)
     while True:
         tally = one_pass(o, rows, budget, ranks, desc)
-        broken = tally.n_nonfinite > 0
-        if not broken.any():
-            return tally, left_out
-        left_out |= broken
-        rows &= ~left_out[o.batch.rollout.member]          # the base, -1, has no row that contributes
+        newly_broken = tally.n_nonfinite > 0
+        if not newly_broken.any():
+            return tally, broken
+        broken |= newly_broken
+        # the base's member is -1, the last one's place: none of its rows contributes
+        rows &= ~broken[o.batch.rollout.member]
         budget = tally.tokens_per_microbatch
 
 
@@ -376,7 +377,7 @@ def one_pass(
                 done = backward(o, p, weight, checkpointing=n_padded > budget)
             except torch.OutOfMemoryError as e:
                 budget = halved(n_padded, budget, e)
-                left = []                           # rows of the lines of the batches
+                left = []                           # `todo` is batches of lines of rows: all their rows
                 for line in itertools.chain.from_iterable(todo):
                     left += line
                 todo = micro_batches(rollout, left, budget)
@@ -385,7 +386,8 @@ def one_pass(
             # split the micro-batch would add them once more. It ends the run.
             done.weights.add_gradients()
             all_logp[p.row, p.column] = done.logp
-            member = send(p.member, device)[p.source // p.ids.shape[1]]         # (M,)
+            line = p.source // p.ids.shape[1]                                   # (M,) of each token
+            member = send(p.member, device)[line]
             n_nonfinite.index_add_(0, member, (~done.loss.isfinite()).float())
             totals += done.sums
             todo.pop(0)
@@ -414,7 +416,7 @@ def backward(
     """Forward and backward pass of a micro-batch. Never waits for a GPU."""
     weights = AdapterWeights(o.adapters, p.member, o.base.model.embedding.dtype, trains=True)
     for linear in o.base.model.fused_linears():
-        weights.together(linear.paths, linear.sizes)            # outside of what is checkpointed
+        weights.for_layers(linear.paths, linear.sizes)            # outside of what is checkpointed
     loss, logp, sums = token_losses(o, weights.route(p.member), p, checkpointing)
     (loss * weight[p.row]).sum().backward()
     return Backward(weights, loss.detach(), logp, sums)
@@ -444,19 +446,19 @@ def gap(
 def update(
     o: Objective,
     adam: "Adam",
-    first: tuple[Tally, Tensor] | None = None,
+    first_epoch: tuple[Tally, Tensor] | None = None,
     ranks: Ranks = ALONE,
     desc: str = "",
 ) -> dict:
     """cfg.epochs optimiser steps. A member without a row that contributes is not touched, whatever its
     momentum. A member whose loss or gradient is not finite is not touched, either, from that epoch on.
 
-    first: what `accumulate` returned for the first epoch, if it was called. Returns trained_tokens and
+    first_epoch: what `accumulate` returned, where it was called before. Returns trained_tokens and
     skipped members of all epochs and the tokens_per_microbatch that fit; of the first epoch, grad_norm per
     member, `gap` and means per token of kl, entropy and capped_frac; of the last, if there are several,
     clip_frac and approx_kl, both against the policy before the first.
     """
-    tally, broken = first or accumulate(o, ranks, desc)
+    tally, broken = first_epoch or accumulate(o, ranks, desc)
     rollout, rows = o.batch.rollout, o.contributing
     active = torch.zeros_like(broken)                      # (P,)
     active[rollout.member[rows]] = True
@@ -466,10 +468,10 @@ def update(
     skipped = broken | failed
     n_trained = tally.sums["trained_tokens"]
 
-    before = tally.logp                    # of the policy that wrote the rollout: the ratio's denominator
+    old = tally.logp                       # of the policy that wrote the rollout: the ratio's denominator
     for _ in range(1, o.cfg.epochs):
         cfg = replace(o.cfg, tokens_per_microbatch=tally.tokens_per_microbatch)
-        tally, broken = accumulate(replace(o, cfg=cfg, old=before), ranks, desc)
+        tally, broken = accumulate(replace(o, cfg=cfg, old=old), ranks, desc)
         skipped |= broken
         _, failed = adam.step(active & ~skipped)
         skipped |= failed
@@ -556,22 +558,23 @@ class Adam:
             m[home] = mean.to(m)
             v[home] = square.to(v)
 
-    def reset(self, p: int) -> None:
-        """Forget member p's moments and steps: a replaced member starts fresh."""
+    def reset(self, slot: int) -> None:
+        """Forget a member's moments and steps: who replaces it starts fresh."""
         for x in (*self.m, *self.v):
-            x[p].zero_()
-        self.steps[p] = 0
+            x[slot].zero_()
+        self.steps[slot] = 0
 
-    def state_dict(self, p: int) -> dict[str, Tensor]:
-        """Member p's moments, as flat named tensors for safetensors; its steps are beside them."""
-        state = {f"m.{i}": x[p] for i, x in enumerate(self.m)}
-        state |= {f"v.{i}": x[p] for i, x in enumerate(self.v)}
+    def state_dict(self, slot: int) -> dict[str, Tensor]:
+        """A member's moments, as flat named tensors for safetensors; its steps are beside them."""
+        state = {f"m.{i}": x[slot] for i, x in enumerate(self.m)}
+        state |= {f"v.{i}": x[slot] for i, x in enumerate(self.v)}
         return state
 
-    def load_state_dict(self, p: int, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, slot: int, state: dict[str, Tensor]) -> None:
         """Inverse of state_dict. Raises UserError for other names or shapes, and numbers not finite."""
-        demand(state.keys() == self.state_dict(p).keys(), f"moments are {', '.join(state) or 'none'}")
-        for name, x in self.state_dict(p).items():
+        own = self.state_dict(slot)
+        demand(state.keys() == own.keys(), f"moments are {', '.join(state) or 'none'}")
+        for name, x in own.items():
             given = state[name]
             demand(given.shape == x.shape and given.isfinite().all(),
                    f"{name} is {tuple(given.shape)}, not finite numbers {tuple(x.shape)}")

@@ -35,7 +35,8 @@ from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, PortableVerifier, Sandbox, Verdict
 
-# Phases: the third number of a random key, (seed, step, phase, member, index). The update draws nothing.
+# Phases: the third number of a random key, (seed, step, phase, member, index). Nothing draws with UPDATE: the
+# name keeps the numbers of those after it.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE_RATE, INIT = range(8)
 TITLES = {PROPOSE: "propose", SOLVE: "solve"}                   # of phases with a progress bar
 N_TRIAL = 24                    # tasks that the children of a --litter and their victim attempt
@@ -66,7 +67,7 @@ class ProposalRecord:
     few_shot: list[Task]            # the references that the prompt showed
     text: str = ""                  # as the teacher wrote it
     proposal: Proposal | None = None
-    key: str = ""                   # of the archive: tells duplicates
+    key: str = ""                   # what duplicates have in common: TaskType.key
     reason: str = ""                # why it is not valid; "" = valid
     task: Task | None = None
     # student's name -> the verdict of each of its attempts
@@ -182,7 +183,7 @@ def ask(
     asked = [render(prompt, base.prompt_format, base.tokenizer, base.day) for prompt in prompts]
     keys = []                           # what each row's draws depend on
     for row in range(n * len(prompts)):
-        # numpy takes no negative number into a key: 1 more, as the base's slot is -1
+        # numpy takes no negative number into a key: 1 more of the slot, as the base's is -1, and of the step
         keys.append((cfg.seed, step + 1, phase, slots[row // n] + 1, row))
 
     closing = FORMATS[base.prompt_format].closing
@@ -235,7 +236,8 @@ def attempt(
 
 
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
-    """Gold outputs for given proposals. Raises UserError naming the first invalid one."""
+    """The tasks, with gold outputs, of proposals that a user gave by `what`, a flag. Raises UserError naming
+    the first invalid one."""
     jobs = [TASK_TYPES[p.kind].job(p) for p in proposals]
     verdicts = run_jobs(s, jobs)        # of invalid ones, too: the first is found below, with its number
     tasks = []
@@ -345,8 +347,9 @@ def propose(
             kind = types[(step * s.cfg.n_prompts + i) % len(types)]
             rng = make_rng(s.cfg.seed, step, PROPOSE, teacher.slot, i)
             prompt, few_shot = prompt_teacher(s, archive, kind, rng)
+            group = len(prompts)
             for _ in range(s.cfg.proposals_per_prompt):
-                proposed.append(ProposalRecord(teacher, kind, len(prompts), few_shot))
+                proposed.append(ProposalRecord(teacher, kind, group, few_shot))
             prompts.append(prompt)
             slots.append(teacher.slot)
 
@@ -369,20 +372,20 @@ def verify_proposals(s: Setup, archive: Archive, proposed: list[ProposalRecord],
     for p in proposed:
         if not p.proposal:
             continue
-        p.reason = refused_unseen(s, archive, p)
+        p.reason = refused_before_running(s, archive, p)
         if not p.reason:
             ready.append(p)
     jobs = [TASK_TYPES[p.kind].job(p.proposal) for p in ready]
     verdicts = run_jobs(s, jobs)
 
     # The order of the batch decides which of two equal proposals is the duplicate.
-    fresh = set()                       # keys of this step's valid tasks
+    taken = set()                       # keys of this step's valid tasks
     next_id = archive.n_added
     for p, verdict in zip(ready, verdicts, strict=True):
         result = TASK_TYPES[p.kind].accept(p.proposal, verdict, s.limits, p.key)
         if isinstance(result, Reject):
             p.reason = result.reason
-        elif s.cfg.dedupe != "off" and p.key in fresh:
+        elif s.cfg.dedupe != "off" and p.key in taken:
             p.reason = "duplicate"
         elif not fits(s, prompt_student(s, result)):
             p.reason = "prompt_too_long"
@@ -390,12 +393,12 @@ def verify_proposals(s: Setup, archive: Archive, proposed: list[ProposalRecord],
             parents = tuple(task.id for task in references_shown(s, p))
             p.task = dataclasses.replace(result, id=next_id, teacher=p.teacher.name, step=step,
                                          parents=parents)
-            fresh.add(p.key)
+            taken.add(p.key)
             next_id += 1
 
 
-def refused_unseen(s: Setup, archive: Archive, p: ProposalRecord) -> str:
-    """Why a proposal need not be run, or "" where it has to be. Also fills in its key."""
+def refused_before_running(s: Setup, archive: Archive, p: ProposalRecord) -> str:
+    """Why a proposal is refused without being run, or "" where it has to be run. Also fills in its key."""
     task_type = TASK_TYPES[p.kind]
     refused = task_type.check(p.proposal, s.limits)
     if refused:

@@ -52,7 +52,7 @@ def test_what_is_always_there_is_counted_exactly(changes, targets):
     plan, short = memory_plan(cfg, shape, torch.float32, 4), memory_plan(cfg, shape, torch.bfloat16, 4)
     assert plan["base"] * GB == pytest.approx(n(model.parameters()))
     serving = AdapterWeights(adapters, torch.arange(4), torch.bfloat16)
-    made = [serving.together(layers.paths, layers.sizes) for layers in model.fused_linears()]
+    made = [serving.for_layers(layers.paths, layers.sizes) for layers in model.fused_linears()]
     copies = [x for pair in filter(None, made) for x in pair]
     own = n(adapters.parameters())
     assert plan["adapters"] * GB == pytest.approx(own)
