@@ -236,8 +236,8 @@ def attempt(
 
 
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
-    """The tasks, with gold outputs, of proposals that a user gave by `what`, a flag. Raises UserError naming
-    the first invalid one."""
+    """The tasks, with gold outputs, of proposals that a user gave. Raises UserError for the first one that is
+    not valid: its number, and `what` they are."""
     jobs = [TASK_TYPES[p.kind].job(p) for p in proposals]
     verdicts = run_jobs(s, jobs)        # of invalid ones, too: the first is found below, with its number
     tasks = []
