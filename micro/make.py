@@ -67,15 +67,6 @@ class Row:
         return len(self.prompt) + len(self.answer)
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """So many held-out tasks of a kind, their sizes in turn."""
-    kind: str
-    n: int
-    sizes: range
-    key: str                            # of the draws; these keys made the committed file
-
-
 def train_tokenizer(seed: str, n: int = 20000) -> Tokenizer:
     """BPE over n examples; ids 0 and 1 are <pad> and <eos>, printable ASCII and newline are always in."""
     tokenizer = Tokenizer(models.BPE())
@@ -286,28 +277,22 @@ def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
 
 def heldout(n_outputs: int = 476, n: int = 96) -> list[dict]:
     """Held-out output tasks of 2 to 8 statements, then n input tasks and word problems of 2 to 6 and puzzles
-    of 3 and 4 variables, all of different programs."""
-    wanted = (
-        HeldOut("code_o", n_outputs, range(2, 9), "1234/anchors"),
-        HeldOut("code_i", n, range(2, 7), "1234/heldout/code_i"),
-        HeldOut("math", n, range(2, 7), "1234/heldout/math"),
-        HeldOut("logic", n, range(3, 5), "1234/heldout/logic"))
+    of 3 and 4 variables, all of different programs, the sizes in turn, as lines of a file of tasks."""
     rows = []
-    for some in wanted:
-        rows += draw_heldout(some)
+    # The last ones are keys of the draws: these made the committed file.
+    for kind, n_tasks, sizes, key in (
+            ("code_o", n_outputs, range(2, 9), "anchors"),
+            ("code_i", n, range(2, 7), "heldout/code_i"),
+            ("math", n, range(2, 7), "heldout/math"),
+            ("logic", n, range(3, 5), "heldout/logic")):
+        rng = random.Random(f"1234/{key}")
+        unique = {}
+        while len(unique) < n_tasks:
+            row, _ = data.task_row(kind, rng, sizes[len(unique) % len(sizes)])
+            text = row.get("question") or row.get("program") or str(row["constraints"])
+            unique[text] = row
+        rows += unique.values()
     return rows
-
-
-def draw_heldout(some: HeldOut) -> list[dict]:
-    """Its tasks as lines of a file of tasks."""
-    rng = random.Random(some.key)
-    unique = {}
-    while len(unique) < some.n:
-        size = some.sizes[len(unique) % len(some.sizes)]
-        row, _ = data.task_row(some.kind, rng, size)
-        text = row.get("question") or row.get("program") or str(row["constraints"])
-        unique[text] = row
-    return list(unique.values())
 
 
 def parse_args() -> argparse.Namespace:

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from types import CodeType
@@ -24,96 +24,51 @@ Q = "ABCD"                                      # letters to draw from
 Value = int | list | str                        # what a program computes with; lists hold ints
 
 
-@dataclass(frozen=True)
-class Template:
-    """A statement with slots, and what to draw for each: a number of a range, ends included, or a letter."""
-    text: str
-    slots: tuple[tuple[int, int] | str, ...]
-
-    def filled(self, rng: random.Random) -> str:
-        """The statement with something drawn in every slot."""
-        drawn = []
-        for slot in self.slots:
-            if isinstance(slot, str):
-                drawn.append(rng.choice(slot))
-            else:
-                drawn.append(rng.randint(*slot))
-        return self.text.format(*drawn)
-
-
-def table(text: str) -> list[Template]:
-    """Statements, separated by semicolons, as templates; {a-b} is a range, {Q} a letter."""
-    templates = []
-    for statement in text.split("; "):
-        slots = []
-        for slot in re.findall(r"{(.+?)}", statement):
-            if slot == "Q":
-                slots.append(Q)
-            else:
-                slots.append((int(slot[0]), int(slot[2])))
-        templates.append(Template(re.sub(r"{.+?}", "{}", statement), tuple(slots)))
-    return templates
-
-
+# Statements by the type of x and by how hard they are; {1-9} is a number of this range, {Q} a letter.
 EASY = {
-    "list": table("x=x[::-1]; x=sorted(x); x=x[{1-2}:]; x=x[:{2-4}]; x=x[::2]; x=x+[{0-9}]; x=[{0-9}]+x; "
-                  "x=len(x); x=max(x); x=min(x); x=x[{0-2}]; x=x[1:]+x[:1]; x=x[:-1]"),
-    "int": table("x=x+{1-9}; x=x%{2-9}; x=x//{2-4}; x=[x,{0-9}]; x=abs({1-9}-x); x=[x]*{2-4}; x=x%10"),
-    "str": table("x=x[::-1]; x=x[{1-2}:]; x=x[:{2-4}]; x=x+'{Q}'; x='{Q}'+x; x=len(x); x=x[1:]+x[:1]; "
-                 "x=x[::2]")}
+    "list": "x=x[::-1]; x=sorted(x); x=x[{1-2}:]; x=x[:{2-4}]; x=x[::2]; x=x+[{0-9}]; x=[{0-9}]+x; "
+            "x=len(x); x=max(x); x=min(x); x=x[{0-2}]; x=x[1:]+x[:1]; x=x[:-1]",
+    "int": "x=x+{1-9}; x=x%{2-9}; x=x//{2-4}; x=[x,{0-9}]; x=abs({1-9}-x); x=[x]*{2-4}; x=x%10",
+    "str": "x=x[::-1]; x=x[{1-2}:]; x=x[:{2-4}]; x=x+'{Q}'; x='{Q}'+x; x=len(x); x=x[1:]+x[:1]; "
+            "x=x[::2]"}
 MID = {
-    "list": table("x=[(v+{1-9})%10 for v in x]; x=[v*{2-4}%10 for v in x]; x=[9-v for v in x]; "
-                  "x=[v for v in x if v>{1-5}]; x=[v for v in x if v<{4-8}]; x=[v for v in x if v%2==0]; "
-                  "x=x+x[:2]; x=x.count({0-9}); if x[0]>{2-7}:x=x[::-1]; if len(x)>{2-4}:x=x[1:]; "
-                  "x=[v//2 for v in x]; x=[v%{2-5} for v in x]; x=''.join([chr(65+v) for v in x])"),
-    "int": table("x=x*{2-4}; if x>{3-9}:x=x-{1-3}; if x%2==0:x=x//2; x=list(range(x%{4-7})); "
-                 "x=[int(c) for c in str(x)]; x='{Q}{Q}'*(x%4)"),
-    "str": table("x=x.replace('{Q}','{Q}'); x=''.join(sorted(x)); x=x.count('{Q}'); "
-                 "x=[ord(c)-65 for c in x]; if '{Q}' in x:x=x[::-1]; x=x+x[::-1]; x=[x.count(c) for c in x]")}
+    "list": "x=[(v+{1-9})%10 for v in x]; x=[v*{2-4}%10 for v in x]; x=[9-v for v in x]; "
+            "x=[v for v in x if v>{1-5}]; x=[v for v in x if v<{4-8}]; x=[v for v in x if v%2==0]; "
+            "x=x+x[:2]; x=x.count({0-9}); if x[0]>{2-7}:x=x[::-1]; if len(x)>{2-4}:x=x[1:]; "
+            "x=[v//2 for v in x]; x=[v%{2-5} for v in x]; x=''.join([chr(65+v) for v in x])",
+    "int": "x=x*{2-4}; if x>{3-9}:x=x-{1-3}; if x%2==0:x=x//2; x=list(range(x%{4-7})); "
+            "x=[int(c) for c in str(x)]; x='{Q}{Q}'*(x%4)",
+    "str": "x=x.replace('{Q}','{Q}'); x=''.join(sorted(x)); x=x.count('{Q}'); "
+            "x=[ord(c)-65 for c in x]; if '{Q}' in x:x=x[::-1]; x=x+x[::-1]; x=[x.count(c) for c in x]"}
 MID_WITH_Y = {                                  # joins MID once y is assigned, so that y matters
-    "list": table("x=[(v+y)%10 for v in x]; x=[(v+y)%10 for v in x]; x=x+[y]; x=[v for v in x if v>y]"),
-    "int": table("x=x+y; x=[x,y]; if x>y:x=x-y"),
-    "str": table("x=x[y:]; x=[y,len(x)]")}
+    "list": "x=[(v+y)%10 for v in x]; x=[(v+y)%10 for v in x]; x=x+[y]; x=[v for v in x if v>y]",
+    "int": "x=x+y; x=[x,y]; if x>y:x=x-y",
+    "str": "x=x[y:]; x=[y,len(x)]"}
 HARD = {
-    "list": table("x=sum(x); x=sum(x)%{3-9}; for i in range({2-4}):x=x[1:]+x[:1]; "
-                  "x=sum([v*{2-3} for v in x])%10; x=x[::-1] if x[0]>{2-7} else sorted(x); "
-                  "for i in range(len(x)-1):x[i+1]=(x[i]+x[i+1])%10; x=[v*v%{5-9} for v in x]; "
-                  "y=sum(x)%10; y=len(x); y=x[0]"),
-    "int": table("for i in range({2-4}):x=x*{2-3}%{5-9}; x=x*{2-9}%{5-9}; x=x*2 if x%3==0 else x+{1-9}; "
-                 "x=x*x%10; y=x%{3-9}; x=[(x+v)%10 for v in range({3-5})]; x=[v*x%10 for v in range({3-5})]"),
-    "str": table("for i in range({2-4}):x=x[1:]+x[:1]; x=x.replace('{Q}','{Q}{Q}'); "
-                 "x=x[::-1] if x[0]>'{Q}' else ''.join(sorted(x)); x=sum([ord(c)-65 for c in x]); "
-                 "y=len(x); y=x.count('{Q}')")}
+    "list": "x=sum(x); x=sum(x)%{3-9}; for i in range({2-4}):x=x[1:]+x[:1]; "
+            "x=sum([v*{2-3} for v in x])%10; x=x[::-1] if x[0]>{2-7} else sorted(x); "
+            "for i in range(len(x)-1):x[i+1]=(x[i]+x[i+1])%10; x=[v*v%{5-9} for v in x]; "
+            "y=sum(x)%10; y=len(x); y=x[0]",
+    "int": "for i in range({2-4}):x=x*{2-3}%{5-9}; x=x*{2-9}%{5-9}; x=x*2 if x%3==0 else x+{1-9}; "
+            "x=x*x%10; y=x%{3-9}; x=[(x+v)%10 for v in range({3-5})]; x=[v*x%10 for v in range({3-5})]",
+    "str": "for i in range({2-4}):x=x[1:]+x[:1]; x=x.replace('{Q}','{Q}{Q}'); "
+            "x=x[::-1] if x[0]>'{Q}' else ''.join(sorted(x)); x=sum([ord(c)-65 for c in x]); "
+            "y=len(x); y=x.count('{Q}')"}
 
 
-@dataclass(frozen=True)
-class Event:
-    """A line of a word problem, the statement that computes it, and a range for each slot of both."""
-    line: str
-    statement: str
-    slots: tuple[tuple[int, int], ...] = ()
-
-
-# A word problem is a story about one number, told line by line.
+# A word problem is a story about one number: the words of each line, and the statement that computes it.
 STORY = (
-    Event("gets {}", "x=x+{}", ((1, 9),)),
-    Event("loses {}", "x=x-{}", ((1, 9),)),
-    Event("doubles it", "x=x*2"),
-    Event("gives half away", "x=x//2"),
-    Event("buys {} bags of {}", "x=x+{}*{}", ((2, 5), (2, 9))),
-    Event("eats {} a day for {} days", "x=x-{}*{}", ((1, 4), (2, 5))),
-    Event("packs boxes of {}", "x=x//{}", ((2, 5),)),
-    Event("makes {} of each", "x=x*{}", ((3, 5),)))
+    "gets {1-9}: x=x+{}",
+    "loses {1-9}: x=x-{}",
+    "doubles it: x=x*2",
+    "gives half away: x=x//2",
+    "buys {2-5} bags of {2-9}: x=x+{}*{}",
+    "eats {1-4} a day for {2-5} days: x=x-{}*{}",
+    "packs boxes of {2-5}: x=x//{}",
+    "makes {3-5} of each: x=x*{}")
 NAMES = ("ann", "bob", "tom")
-# Clauses about two variables of a puzzle: (text, whether it holds)
-CLAUSES: tuple[tuple[str, Callable], ...] = (
-    ("{}", lambda a, b: a),
-    ("not {}", lambda a, b: not a),
-    ("{} or {}", lambda a, b: a or b),
-    ("not {} or {}", lambda a, b: not a or b),
-    ("not {} or not {}", lambda a, b: not a or not b),
-    ("{}=={}", lambda a, b: a == b),
-    ("{}!={}", lambda a, b: a != b))
+# Clauses about one or two variables of a puzzle
+CLAUSES = ("{}", "not {}", "{} or {}", "not {} or {}", "not {} or not {}", "{}=={}", "{}!={}")
 CLAUSE_WEIGHTS = (1, 1, 3, 3, 3, 3, 3)
 VARIABLES = "abcd"
 ALLOWED = {f.__name__: f for f in (len, sum, sorted, max, min, abs, range, list, str, int, ord, chr)}
@@ -130,11 +85,9 @@ class Program:
 
 def literal(value: Value) -> str:
     """A value as the micro prompt format writes it: no spaces, single quotes."""
-    if isinstance(value, list):
-        return "[" + ",".join(map(str, value)) + "]"
     if isinstance(value, str):
         return f"'{value}'"
-    return str(value)
+    return str(value).replace(" ", "")
 
 
 def program_text(body: Sequence[str]) -> str:
@@ -159,11 +112,9 @@ def fits(value: object, length: int, low: int, high: int) -> bool:
     """Is value an int from low to high, or a string or list of such ints no longer than length?"""
     if isinstance(value, str):
         return len(value) <= length
-    if not isinstance(value, list):
-        return type(value) is int and low <= value <= high          # True and False are no numbers here
-    if len(value) > length:
-        return False
-    return all(type(v) is int and low <= v <= high for v in value)
+    values = value if isinstance(value, list) else [value]
+    # True and False are no numbers here.
+    return len(values) <= length and all(type(v) is int and low <= v <= high for v in values)
 
 
 def step(statement: str, env: dict) -> Value | None:
@@ -218,18 +169,29 @@ def random_int(rng: random.Random, least: int = 0) -> int:
     return rng.randrange(10, 40)
 
 
+def filled(rng: random.Random, text: str) -> str:
+    """A text with something drawn in every slot: in {1-9} a number of this range, in {Q} a letter."""
+    def drawn(slot: re.Match) -> str:
+        if slot[1] == "Q":
+            return rng.choice(Q)
+        low, high = slot[1].split("-")
+        return str(rng.randint(int(low), int(high)))
+
+    return re.sub(r"{([^}]+)}", drawn, text)
+
+
 def random_statement(rng: random.Random, type_: str, has_y: bool, p_hard: float) -> str:
     """A statement for an x of this type."""
     u = rng.random()
     if u < p_hard:
-        templates = HARD[type_]
+        statements = HARD[type_]
     elif u >= p_hard + P_MID:
-        templates = EASY[type_]
+        statements = EASY[type_]
     elif has_y:
-        templates = MID[type_] + MID_WITH_Y[type_]
+        statements = f"{MID[type_]}; {MID_WITH_Y[type_]}"
     else:
-        templates = MID[type_]
-    return rng.choice(templates).filled(rng)
+        statements = MID[type_]
+    return filled(rng, rng.choice(statements.split("; ")))
 
 
 def grow(rng: random.Random, n: int, x: Value, p_hard: float) -> Program | None:
@@ -272,7 +234,7 @@ def depends_on_input(rng: random.Random, p: Program, type_: str, size: int) -> b
     return len(seen) > 1
 
 
-def generate(rng: random.Random, n: int | None = None, type_: str | None = None, p_hard: float | None = None,
+def generate(rng: random.Random, n: int | None = None, p_hard: float | None = None,
              reserved: bool = False) -> Program:
     """A random program of n statements that depends on its input; reserved: a held-out one."""
     if n is None:
@@ -280,11 +242,11 @@ def generate(rng: random.Random, n: int | None = None, type_: str | None = None,
     if p_hard is None:
         p_hard = .08 + .05 * n
     while True:
-        t = type_ or rng.choices(TYPES, TYPE_WEIGHTS)[0]
-        p = grow(rng, n, random_input(rng, t, n), p_hard)
+        [type_] = rng.choices(TYPES, TYPE_WEIGHTS)
+        p = grow(rng, n, random_input(rng, type_, n), p_hard)
         if p is None or held_out(program_text(p.body)) != reserved:
             continue
-        if depends_on_input(rng, p, t, n):
+        if depends_on_input(rng, p, type_, n):
             return p
 
 
@@ -304,9 +266,9 @@ def word_problem(rng: random.Random, n: int, reserved: bool = False) -> tuple[st
         lines = [f"{rng.choice(NAMES)} has {first}"]
         body = [f"x={first}"]
         for event in rng.choices(STORY, k=n):
-            values = [rng.randint(*slot) for slot in event.slots]
-            lines.append(event.line.format(*values))
-            body.append(event.statement.format(*values))
+            line, statement = filled(rng, event).split(": ")
+            lines.append(line)
+            body.append(statement.format(*re.findall(r"\d", line)))
         result = run(body, 0)
         if result is None:
             continue
@@ -320,45 +282,41 @@ def word_problem(rng: random.Random, n: int, reserved: bool = False) -> tuple[st
 World = tuple[bool, ...]                            # the truth values of a puzzle's variables
 
 
-@dataclass(frozen=True)
-class Clause:
-    """A clause of a puzzle, and the worlds in which it holds."""
-    text: str
-    worlds: frozenset[World]
+def fulfilling(worlds: Iterable[World], clauses: list[str]) -> set[World]:
+    """The worlds in which all the clauses, our own expressions in Python, hold."""
+    left = set(worlds)
+    for clause in clauses:
+        code = compile(clause, "clause", "eval")
+        left = {world for world in left if eval(code, dict(zip(VARIABLES, world)))}
+    return left
 
 
-def random_clause(rng: random.Random, worlds: list[World]) -> Clause:
-    """A clause about one or two of the variables."""
-    text, holds = CLAUSES[pick(rng, CLAUSE_WEIGHTS)]
-    i, j = rng.sample(range(len(worlds[0])), 2)
-    where = frozenset(world for world in worlds if holds(world[i], world[j]))
-    return Clause(text.format(VARIABLES[i], VARIABLES[j]), where)
+def random_clause(rng: random.Random, n: int) -> str:
+    """A clause about one or two of the first n variables."""
+    text = CLAUSES[pick(rng, CLAUSE_WEIGHTS)]
+    return text.format(*rng.sample(VARIABLES[:n], 2))
 
 
-def fulfilling(worlds: list[World], clauses: list[Clause]) -> set[World]:
-    """The worlds in which all the clauses hold."""
-    return set(worlds).intersection(*[clause.worlds for clause in clauses])
-
-
-def clauses_of(rng: random.Random, model: World, worlds: list[World]) -> list[Clause]:
+def clauses_of(rng: random.Random, model: World, worlds: list[World]) -> list[str]:
     """Clauses that hold in the model, each of which rules out more worlds, until the model alone is left (or
     after enough attempts more than it)."""
     clauses = []
     left = set(worlds)
     for _ in range(4 * len(model)):
-        clause = random_clause(rng, worlds)
-        if model in clause.worlds and not left <= clause.worlds:
+        clause = random_clause(rng, len(model))
+        kept = fulfilling(left, [clause])
+        if model in kept and kept != left:
             clauses.append(clause)
-            left &= clause.worlds
+            left = kept
         if len(left) == 1:
             break
     return clauses
 
 
-def needed(worlds: list[World], clauses: list[Clause]) -> list[Clause]:
+def needed(worlds: list[World], clauses: list[str]) -> list[str]:
     """The clauses without those that the others make superfluous."""
     for clause in list(clauses):
-        others = [other for other in clauses if other is not clause]
+        others = [other for other in clauses if other != clause]
         if len(fulfilling(worlds, others)) == 1:
             clauses = others
     return clauses
@@ -372,7 +330,7 @@ def puzzle(rng: random.Random, n: int, reserved: bool = False) -> tuple[list[str
         clauses = clauses_of(rng, model, worlds)
         if len(fulfilling(worlds, clauses)) > 1:
             continue
-        texts = [clause.text for clause in needed(worlds, clauses)]
+        texts = needed(worlds, clauses)
         used = "".join(texts).replace("or", "").replace("not", "")
         if set(VARIABLES[:n]) <= set(used) and held_out("\n".join(texts)) == reserved:
             return texts, model

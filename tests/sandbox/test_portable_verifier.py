@@ -99,8 +99,10 @@ def test_all_that_the_generator_writes_is_known():
     """Each statement of micro/programs.py, on inputs of its type, gives what Python gives."""
     rng = random.Random(0)
     levels = (programs.EASY, programs.MID, programs.MID_WITH_Y, programs.HARD)
-    drawn = [(type_, template.filled(rng)) for level in levels for type_ in level for template in level[type_] for _ in range(4)]
-    drawn += [("int", event.statement.format(*[rng.randint(*slot) for slot in event.slots])) for event in programs.STORY]
+    drawn = [(type_, programs.filled(rng, text)) for level in levels for type_ in level for text in level[type_].split("; ") for _ in range(4)]
+    for event in programs.STORY:
+        line, statement = programs.filled(rng, event).split(": ")
+        drawn.append(("int", statement.format(*re.findall(r"\d", line))))
     for type_, statement in drawn:
         body, x = ("y=3", statement), programs.random_input(rng, type_)
         _, output, reason = run(programs.program_text(body), "f", programs.literal(x))
