@@ -40,64 +40,42 @@ def shares(
     return out
 
 
-def tally(right: list[bool]) -> tuple[int, int]:
-    """How many samples of an item there are, and how many of them are right: a value for `shares`."""
-    return len(right), sum(right)
-
-
-def picked(column: dict, names: Iterable) -> list:
-    """The values of some names."""
-    return [column[name] for name in names]
-
-
-def asked_of_all(columns: Iterable[dict]) -> list[str]:
-    """The items that every column has. columns: item -> anything, of each member."""
-    return sorted(set.intersection(*map(set, columns)))
-
-
-def fewest_samples(tallies: dict[str, dict]) -> int:
-    """The number of samples that every member gave to every item. tallies: member -> item -> `tally`."""
-    fewest, _ = min(itertools.chain(*map(dict.values, tallies.values())))
-    return fewest
-
-
-def n_right(items: dict[str, tuple[int, int]]) -> int:
-    """How many answers of a member are right. items: item -> `tally`."""
-    return sum(map(itemgetter(1), items.values()))
-
-
-def members_in(share: Iterable[str]) -> list[str]:
-    """The names of the members, without the base."""
-    return [name for name in share if name != BASE]
-
-
-def groups(names: list[str]) -> dict[str, list[str]]:
-    """The members of each mean: of all, and of teachers and students where names say their roles."""
-    out = {}
-    if len(names) > 1:
-        out[MEAN] = names
-    by_role = {"T": [], "S": []}
-    for name in names:
-        initial = name.rpartition("/")[2][0]                    # of T0, or of NAME/step_80/T0
-        by_role.setdefault(initial, []).append(name)
-    if len(by_role) == 2 and by_role["T"] and by_role["S"]:
-        for role, members in by_role.items():
-            out[f"{MEAN} {role}"] = members
+def marks(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
+    """Benchmark -> member -> whether its answers are right (questions, samples). All members have answered
+    the same questions equally often."""
+    out = shares(rows, list)
+    for members in out.values():
+        for name, items in members.items():
+            members[name] = np.array([items[i] for i in sorted(items)])
     return out
 
 
-def with_means(share: dict[str, dict]) -> dict[str, dict]:
-    """The base first, then the members, then their means on the items that all have (see `groups`)."""
-    out = dict(share)
-    if BASE in share:
-        out = {BASE: share[BASE]} | share
-    for mean, names in groups(members_in(share)).items():
-        out[mean] = {}
-        first, *others = picked(share, names)
-        for i, value in first.items():
-            if all(i in other for other in others):
-                values = [value, *map(itemgetter(i), others)]
-                out[mean][i] = np.mean(values, axis=0)
+def groups(names: Iterable[str]) -> dict[str, list[str]]:
+    """The members of each mean: of all but the base, and of teachers and students where names say their
+    roles."""
+    members = [name for name in names if name != BASE]
+    out = {}
+    if len(members) > 1:
+        out[MEAN] = members
+    by_role = {"T": [], "S": []}
+    for name in members:
+        initial = name.rpartition("/")[2][0]                    # of T0, or of NAME/step_80/T0
+        by_role.setdefault(initial, []).append(name)
+    if len(by_role) == 2 and all(by_role.values()):
+        for role, own in by_role.items():
+            out[f"{MEAN} {role}"] = own
+    return out
+
+
+def with_means(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The base first, then the members, then their means (see `groups`). columns: what each has of every
+    question (questions, ...)."""
+    out = dict(columns)
+    if BASE in columns:
+        out = {BASE: columns[BASE]} | columns
+    for mean, names in groups(columns).items():
+        own = [columns[name] for name in names]
+        out[mean] = np.mean(own, axis=0)
     return out
 
 
@@ -110,19 +88,19 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
     for row in rows:
         given[row["bench"], row["member"]].append(row)
     out = []
-    for bench, share in shares(rows).items():
-        means = groups(members_in(share))
-        for name, items in with_means(share).items():
-            right = np.array(list(items.values()))
+    for bench, members in marks(rows).items():
+        means = groups(members)
+        columns = with_means({name: right.mean(1) for name, right in members.items()})
+        for name, share in columns.items():
             line = {
                 "bench": bench,
                 "member": name,
-                "n": len(right),
-                "accuracy": float(right.mean()),
-                "interval": wilson(float(right.sum()), len(right)),
+                "n": len(share),
+                "accuracy": float(share.mean()),
+                "interval": wilson(float(share.sum()), len(share)),
             }
-            if name != BASE and BASE in share:
-                gain = right - np.array(picked(share[BASE], items))
+            if name != BASE and BASE in members:
+                gain = share - columns[BASE]
                 line["minus_base"] = float(gain.mean())
                 line["minus_base_interval"] = bootstrap(gain).tolist()
             answers = []
@@ -138,32 +116,25 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
     return out
 
 
-def pass_curves(
-    tallies: dict[str, dict],           # member -> item -> `tally`
-    ks: list[int],
-) -> dict[str, dict[str, list[float]]]:
-    """Member -> item -> pass@k for each k."""
-    curves = {}
-    for member, items in tallies.items():
-        curves[member] = {}
-        for i, (n, right) in items.items():
-            curves[member][i] = [pass_at_k(n, right, k) for k in ks]
-    return curves
+def pass_curve(right: np.ndarray, ks: list[int]) -> np.ndarray:
+    """pass@k of every question for each k (questions, k). right: as in `marks`."""
+    n = right.shape[1]
+    rows = []
+    for c in right.sum(1).tolist():
+        rows.append([pass_at_k(n, c, k) for k in ks])
+    return np.array(rows)
 
 
 def passes(rows: list[dict]) -> list[dict]:
     """One dict per benchmark and member with pass@k for k = 1, 2, 4, ... up to the samples of a question.
     pass_at (len(k),) and, but for the base, the paired differences to it; with bootstrap intervals over the
-    questions that all have answered. A mean is that of the members' pass@k."""
+    questions. A mean is that of the members' pass@k."""
     out = []
-    for bench, tallies in shares(rows, tally).items():
-        ks = [2 ** i for i in range(fewest_samples(tallies).bit_length())]
-        ids = asked_of_all(tallies.values())
-        curves = with_means(pass_curves(tallies, ks))
-        columns = []
-        for items in curves.values():
-            columns.append(picked(items, ids))
-        values = np.stack(columns, axis=1)                                      # (items, members, k)
+    for bench, members in marks(rows).items():
+        n, n_samples = next(iter(members.values())).shape
+        ks = [2 ** i for i in range(n_samples.bit_length())]
+        curves = with_means({name: pass_curve(right, ks) for name, right in members.items()})
+        values = np.stack(list(curves.values()), axis=1)                        # (questions, members, k)
         gains = values - values[:, :1]                                          # the first is the base
         # In one draw of the bootstrap all members answer the same questions.
         both = np.stack((values, gains), axis=1)
@@ -173,12 +144,12 @@ def passes(rows: list[dict]) -> list[dict]:
             line = {
                 "bench": bench,
                 "member": name,
-                "n": len(ids),
+                "n": n,
                 "k": ks,
                 "pass_at": mean[m],
                 "intervals": interval[m],
             }
-            if name != BASE and BASE in tallies:
+            if name != BASE and BASE in members:
                 line["minus_base"] = gain[m]
                 line["minus_base_intervals"] = gain_interval[m]
             out.append(line)
@@ -190,23 +161,25 @@ def coverage(rows: list[dict]) -> list[dict]:
     k answers is right, one from each of the k members; all from one of them, mean over who it is; all from
     the member that is right most often. With bootstrap intervals of differences; [] with fewer samples."""
     out = []
-    for bench, tallies in shares(rows, tally).items():
-        names = members_in(tallies)
-        names = groups(names).get(f"{MEAN} S", names)
+    for bench, members in marks(rows).items():
+        means = groups(members)
+        names = means.get(f"{MEAN} S", means.get(MEAN, []))
         k = len(names)
-        if not 2 <= k <= fewest_samples(tallies):
+        if k < 2:
+            continue
+        right = np.stack([members[name] for name in names], axis=1)             # (questions, k, samples)
+        n = right.shape[2]
+        if n < k:
             continue
         together, alone = [], []
-        members = picked(tallies, names)
-        for i in asked_of_all(members):
-            each = list(map(itemgetter(i), members))
+        for counts in right.sum(2).tolist():
+            each = [(n, c) for c in counts]
             together.append(covered(each, k))
             alone.append([covered([own], k) for own in each])
-        together = np.array(together)                                           # (items,)
-        alone = np.array(alone)                                                 # (items, k)
+        together = np.array(together)                                           # (questions,)
+        alone = np.array(alone)                                                 # (questions, k)
         one = alone.mean(1)
-        best = max(names, key=lambda name: n_right(tallies[name]))
-        of_best = alone[:, names.index(best)]
+        best = int(right.sum((0, 2)).argmax())
         out.append({
             "bench": bench,
             "n": len(together),
@@ -214,9 +187,9 @@ def coverage(rows: list[dict]) -> list[dict]:
             "members": float(together.mean()),
             "one": float(one.mean()),
             "minus_one": bootstrap(together - one).tolist(),
-            "best": best,
-            "best_one": float(of_best.mean()),
-            "minus_best": bootstrap(together - of_best).tolist(),
+            "best": names[best],
+            "best_one": float(alone[:, best].mean()),
+            "minus_best": bootstrap(together - alone[:, best]).tolist(),
         })
     return out
 

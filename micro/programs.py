@@ -282,12 +282,17 @@ def word_problem(rng: random.Random, n: int, reserved: bool = False) -> tuple[st
 World = tuple[bool, ...]                            # the truth values of a puzzle's variables
 
 
+@functools.cache                                    # a search asks the same few clauses over and over
+def holds(clause: str, world: World) -> bool:
+    """Is a clause, our own expression in Python, true in a world?"""
+    return eval(clause, dict(zip(VARIABLES, world)))
+
+
 def fulfilling(worlds: Iterable[World], clauses: list[str]) -> set[World]:
-    """The worlds in which all the clauses, our own expressions in Python, hold."""
+    """The worlds in which all the clauses hold."""
     left = set(worlds)
     for clause in clauses:
-        code = compile(clause, "clause", "eval")
-        left = {world for world in left if eval(code, dict(zip(VARIABLES, world)))}
+        left = {world for world in left if holds(clause, world)}
     return left
 
 

@@ -24,7 +24,7 @@ from config import config_of_run, for_new_tasks, resolve_config
 from eval import answering, common
 from eval.population.heldout import Item, examiner, formatted, verifier_flags
 from eval.stats import bootstrap
-from eval.summary import BASE, comparable, picked, shares
+from eval.summary import BASE, comparable, shares
 from evolve import Member, members_of
 from infra.distributed import Ranks
 from infra.errors import demand
@@ -121,8 +121,8 @@ def cells(rows: list[dict]) -> Matrix:
     out = {}
     for bench, members in shares(by_generation).items():
         for member, rates in members.items():
-            in_order = sorted(rates, key=int)
-            out.setdefault(member, {})[bench] = np.array(picked(rates, in_order))
+            in_order = [rates[number] for number in sorted(rates, key=int)]
+            out.setdefault(member, {})[bench] = np.array(in_order)
     return out
 
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from eval.population.runs import SAMPLES, Experiment, mean_of
 from eval.stats import covered, holm, interval_of_runs, sign_flip
-from eval.summary import asked_of_all, picked
 from infra.errors import demand
 
 FEWEST = 8                          # seeds, under which nothing is concluded
@@ -57,7 +56,7 @@ def measured(records: list[dict], due: float, goal: float, types: list[str]) -> 
     run's budget; types: those played. A probe stands at what the steps before it had spent."""
     areas, goals, ends = [], [], []
     for record in records:
-        ends += picked(record["end"], types)
+        ends += [record["end"][kind] for kind in types]
         if record["probes"]:
             tokens, mean, worst = np.array(record["probes"], float).T
             areas.append(area(tokens / due, mean))
@@ -67,7 +66,7 @@ def measured(records: list[dict], due: float, goal: float, types: list[str]) -> 
         "area": mean_of(areas),
         "goal": mean_of(goals),
         "end": statistics.fmean(ends),
-        "deployed": statistics.fmean(picked(deployed, types)),
+        "deployed": statistics.fmean(deployed[kind] for kind in types),
     }
     if all("sampled" in record for record in records):
         out |= covered_by(records, types)
@@ -85,7 +84,7 @@ def covered_by(records: list[dict], types: list[str]) -> dict[str, float]:
         for record in records:
             students += record["sampled"][kind].values()
         chosen = best["sampled"][kind][best["best"]]
-        for i in asked_of_all(students):
+        for i in sorted(set.intersection(*map(set, students))):
             repeated.append(covered([(SAMPLES, chosen[i])], SAMPLES))
             if SAMPLES % len(students) == 0:        # else they cannot be dealt out evenly
                 answers = [(SAMPLES, tasks[i]) for tasks in students]
