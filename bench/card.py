@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from bench import checks, workload
-from bench.workload import SHAPES, Case, Command, owners, take_turns
+from bench.workload import SHAPES, Case, Command, both, take_turns
 from config import Config, resolve_config
 from infra.distributed import Ranks
 from infra.precision import pick_dtype
@@ -145,18 +145,19 @@ def decoding(card: Card, rows: int) -> None:
     sizes = card.sizes
     n = min(sizes.attempts, rows // 8)
     prompts = workload.prompts_of(card.base, rows // n, sizes.prompt)
-    cases = []
-    for k, members in owners(rows).items():
+
+    def work_of(members: list[int], new: int = sizes.new) -> Callable:
         asked = members[::n]                        # a prompt's rows belong to one member
-        for name, new in ((f"{k}", sizes.new), (f"{k}, prompts alone", 1)):
-            work = workload.decoder(card.base, card.adapters, prompts, asked, new, n)
-            cases.append(Case(name, work))
-    seen = card.turns(cases)
+        return workload.decoder(card.base, card.adapters, prompts, asked, new, n)
+
+    whole = both(rows, f"decode_{rows}_", work_of)
+    first = both(rows, "prompts alone, ", partial(work_of, new=1))
+    seen = card.turns(whole + first)
     n_tokens = rows * (sizes.new - 1)               # the first ones come with the prompts
-    for k in owners(rows):
-        first = statistics.median(seen[f"{k}, prompts alone"])
-        rates = [n_tokens / (seconds - first) for seconds in seen[f"{k}"]]
-        card.put(f"decode_{rows}_{k}", "tokens/s", rates)
+    for case, alone in zip(whole, first):
+        least = statistics.median(seen[alone.name])
+        rates = [n_tokens / (seconds - least) for seconds in seen[case.name]]
+        card.put(case.name, "tokens/s", rates)
     card.plan(f"decoding {rows} rows", GENERATE, rows)
 
 
@@ -164,12 +165,12 @@ def update(card: Card) -> None:
     """Operations a second of the joint gradient of 8 members, and of one with all the rows."""
     sizes = card.sizes
     rows = sizes.rows[0]
-    cases = []
-    for k, members in owners(rows).items():
+
+    def work_of(members: list[int]) -> Callable:
         rollout = workload.fixed_rollout(card.base, members, sizes.prompt, sizes.new, sizes.attempts)
-        work = workload.updater(card.base, card.adapters, rollout, sizes.tokens_per_microbatch)
-        cases.append(Case(f"update_{k}", work))
-    seen = card.turns(cases)
+        return workload.updater(card.base, card.adapters, rollout, sizes.tokens_per_microbatch)
+
+    seen = card.turns(both(rows, "update_", work_of))
     # Attempts at a prompt share it. Forwards and backwards to the activations: 4 operations a weight.
     n_tokens = rows // sizes.attempts * sizes.prompt + rows * sizes.new
     operations = 4 * n_weights(card.base) * n_tokens

@@ -14,7 +14,7 @@ import torch
 
 import rl
 from bench import workload
-from bench.workload import POP, Case, Command, members_of, owners, ratio, show, take_turns
+from bench.workload import POP, Case, Command, both, members_of, ratio, show, take_turns
 from infra.distributed import Ranks
 from infra.precision import pick_dtype
 from lora import Adapters
@@ -75,11 +75,17 @@ def peft_decode(model: torch.nn.Module, ids: torch.Tensor, members: list[int], n
         pad_token_id=0)
 
 
-def compare(args: argparse.Namespace, cases_of: Callable[[int], list[Case]]) -> dict:
-    """Measure cases_of(rows) in turns, print their seconds; {"x_NAME_ROWS": share of 8 members' time}."""
+def compare(
+    args: argparse.Namespace,
+    work_of: Callable[[list[int]], Callable],       # the member of each row -> what is measured
+    others: Callable[[int], list[Case]] = lambda rows: [],
+) -> dict:
+    """Measure 8 members, one and others in turns, print their seconds; {"x_NAME_ROWS": share of 8 members'
+    time}."""
     figures = {}
     for rows in args.rows:
-        seen = take_turns(cases_of(rows), args.repeats)
+        cases = both(rows, "pop", work_of) + others(rows)
+        seen = take_turns(cases, args.repeats)
         for name, seconds in seen.items():
             show(f"{rows} rows: {name}", "s", seconds)
             figures[f"x_{name}_{rows}"] = ratio(seconds, seen["pop8"])
@@ -93,70 +99,54 @@ def decode(args: argparse.Namespace) -> dict:
     if find_spec("peft") and not args.shape:
         peft = peft_of(base, adapters)
 
-    def cases(rows: int) -> list[Case]:
-        prompts = workload.prompts_of(base, rows, args.prompt)
-        made = []
-        for n, members in owners(rows).items():
-            work = workload.decoder(base, adapters, prompts, members, args.new)
-            made.append(Case(f"pop{n}", work))
-        nobody = [-1] * rows
-        made.append(Case("base", workload.decoder(base, None, prompts, nobody, args.new)))
-        if peft:
-            ids = torch.tensor(prompts, device=peft.device)
-            work = partial(peft_decode, peft, ids, members_of(rows), args.new)
-            made.append(Case("peft_mixed", work))
-        return made
+    def work_of(members: list[int], used: Adapters | None = adapters) -> Callable:
+        prompts = workload.prompts_of(base, len(members), args.prompt)
+        return workload.decoder(base, used, prompts, members, args.new)
 
-    return compare(args, cases)
+    def others(rows: int) -> list[Case]:
+        cases = [Case("base", work_of([-1] * rows, None))]
+        if peft:
+            ids = torch.tensor(workload.prompts_of(base, rows, args.prompt), device=peft.device)
+            work = partial(peft_decode, peft, ids, members_of(rows), args.new)
+            cases.append(Case("peft_mixed", work))
+        return cases
+
+    return compare(args, work_of, others)
 
 
 def update(args: argparse.Namespace) -> dict:
     """The joint update of 8 members, and of one with all the rows."""
     base, adapters = open_base(args)
 
-    def cases(rows: int) -> list[Case]:
-        made = []
-        for n, members in owners(rows).items():
-            rollout = workload.fixed_rollout(base, members, args.prompt, args.new, ATTEMPTS)
-            work = workload.updater(base, adapters, rollout, MICROBATCH)
-            made.append(Case(f"pop{n}", work))
-        return made
-
-    return compare(args, cases)
-
-
-class Step:
-    """A whole step of some members: rollout, joint gradient and optimiser."""
-
-    def __init__(self, base: Base, members: list[int], args: argparse.Namespace):
-        adapters = workload.population(base, RANK, members[-1] + 1)
+    def work_of(members: list[int]) -> Callable:
         rollout = workload.fixed_rollout(base, members, args.prompt, args.new, ATTEMPTS)
-        # A prompt's rows stand beside each other, and belong to one member.
-        prompts = rollout.ids[::ATTEMPTS, :args.prompt].tolist()
-        asked = members[::ATTEMPTS]
-        self.decode = workload.decoder(base, adapters, prompts, asked, args.new, ATTEMPTS)
-        self.update = workload.updater(base, adapters, rollout, MICROBATCH)
-        self.adam = rl.Adam(adapters, [1e-5] * adapters.n_members)
-        everybody = torch.ones(adapters.n_members, dtype=torch.bool)
-        self.active = everybody.to(rollout.ids.device)
+        return workload.updater(base, adapters, rollout, MICROBATCH)
 
-    def __call__(self) -> None:
-        self.decode()
-        self.update()
-        self.adam.step(self.active)
+    return compare(args, work_of)
 
 
 def step(args: argparse.Namespace) -> dict:
     """Rollout, joint gradient and optimiser step together, at equal rows: 8 members, one member."""
     base, _ = open_base(args)
 
-    def cases(rows: int) -> list[Case]:
-        made = []
-        for n, members in owners(rows).items():
-            made.append(Case(f"pop{n}", Step(base, members, args)))
-        return made
+    def work_of(members: list[int]) -> Callable:
+        adapters = workload.population(base, RANK, members[-1] + 1)
+        rollout = workload.fixed_rollout(base, members, args.prompt, args.new, ATTEMPTS)
+        # A prompt's rows stand beside each other, and belong to one member.
+        prompts = rollout.ids[::ATTEMPTS, :args.prompt].tolist()
+        decode = workload.decoder(base, adapters, prompts, members[::ATTEMPTS], args.new, ATTEMPTS)
+        update = workload.updater(base, adapters, rollout, MICROBATCH)
+        adam = rl.Adam(adapters, [1e-5] * adapters.n_members)
+        everybody = torch.ones(adapters.n_members, dtype=torch.bool, device=rollout.ids.device)
 
-    return compare(args, cases)
+        def whole() -> None:
+            decode()
+            update()
+            adam.step(everybody)
+
+        return whole
+
+    return compare(args, work_of)
 
 
 COMMANDS = {

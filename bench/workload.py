@@ -144,9 +144,13 @@ def members_of(rows: int) -> list[int]:
     return [i * POP // rows for i in range(rows)]
 
 
-def owners(rows: int) -> dict[int, list[int]]:
-    """Number of members -> the member of each row: what 8 cost is seen beside one with all the rows."""
-    return {POP: members_of(rows), 1: [0] * rows}
+def both(rows: int, name: str, work_of: Callable[[list[int]], Callable]) -> list[Case]:
+    """work_of(the member of each row) for 8 members and for one with all the rows: what 8 cost. The number of
+    members stands behind each name."""
+    cases = []
+    for n, members in ((POP, members_of(rows)), (1, [0] * rows)):
+        cases.append(Case(f"{name}{n}", work_of(members)))
+    return cases
 
 
 def keys_of(rows: int) -> list[tuple[int, int]]:
@@ -162,23 +166,17 @@ def decoder(
     new: int,                           # tokens of an answer; of 1 the prompts' last states give it
     n: int = 1,                         # answers to each prompt
 ) -> Callable[[], None]:
-    """A function that decodes answers in one batch."""
+    """A function that decodes answers in one batch, each of its full length."""
     rows = len(prompts) * n
     endless = dataclasses.replace(base, eos_ids=())                 # no answer ends by itself
     sampling = SamplingParams(n, max_new_tokens=new, rollout_batch=rows)
     asked = Prompts(prompts, members, keys_of(rows))
-    return partial(decode_all, endless, adapters, asked, sampling)
 
+    def decode() -> None:
+        rollout = generate(endless, adapters, asked, sampling)
+        assert int(rollout.n_tokens.sum()) == new * rows
 
-def decode_all(
-    base: Base,
-    adapters: Adapters | None,
-    prompts: Prompts,
-    sampling: SamplingParams,
-) -> None:
-    """One rollout, every answer of which has its full length."""
-    rollout = generate(base, adapters, prompts, sampling)
-    assert int(rollout.n_tokens.sum()) == sampling.max_new_tokens * sampling.rollout_batch
+    return decode
 
 
 def drawn(base: Base, adapters: Adapters, prompt: int = 40, new: int = 24) -> Rollout:
@@ -234,9 +232,4 @@ def updater(
     """A function that accumulates the joint gradient."""
     batch, adv = batch_of(rollout)
     cfg = dataclasses.replace(rl.DEFAULT, tokens_per_microbatch=budget)
-    return partial(accumulate, base, adapters, batch, adv, cfg)
-
-
-def accumulate(*given: object) -> None:
-    """The gradient of an rl.Objective of these."""
-    rl.accumulate(rl.Objective(*given))
+    return partial(rl.accumulate, rl.Objective(base, adapters, batch, adv, cfg))

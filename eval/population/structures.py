@@ -43,28 +43,16 @@ def loop_shape(node: ast.AST) -> str:
     return " ".join(found)
 
 
-class Operatorless(ast.NodeTransformer):
-    """Puts one operator in the place of all that stand between two values, and of comparisons."""
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        """Arithmetic."""
-        node.op = ast.Add()
-        return self.generic_visit(node)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        """Arithmetic in place."""
-        node.op = ast.Add()
-        return self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        """Comparisons."""
-        node.ops = [ast.Lt()] * len(node.ops)
-        return self.generic_visit(node)
-
-
 def coarse_hash(program: str) -> str:
-    """The structural hash of a program in which all operators are one."""
-    return structural_hash(ast.unparse(Operatorless().visit(parse(program))))
+    """The structural hash of a program in which all operators between two values are one, and all
+    comparisons."""
+    tree = parse(program)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.BinOp, ast.AugAssign)):
+            node.op = ast.Add()
+        if isinstance(node, ast.Compare):
+            node.ops = [ast.Lt()] * len(node.ops)
+    return structural_hash(ast.unparse(tree))
 
 
 def described(path: Path, every: int) -> list[dict]:
