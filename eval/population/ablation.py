@@ -15,6 +15,7 @@ OUT/runs.jsonl, beside OUT/config.json. Words after -- are flags of train.py for
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -83,35 +84,29 @@ class Planned:
     words: list[str]
 
 
-def words_of(args: argparse.Namespace, arm: Arm, run: str, seed: int, steps: int) -> list[str]:
-    """The flags that train a run of at most so many steps, or go on with it."""
-    flags = {
-        "base": args.base,
-        "seed": seed,
-        "steps": steps,
-        "device": args.device,
-        "heldout": args.out / "heldout.jsonl",
-        "n-heldout": args.limit,
-        "keep": 1,
-        "out": args.out,
-        "name": run,
-        "resume": "auto",
-    }
-    words = ["--probe-every", "5", *args.train, *arm.flags]
-    for name, value in flags.items():
-        words += [f"--{name}", str(value)]
-    return words
-
-
 def planned(args: argparse.Namespace) -> list[Planned]:
     """Every run, seed by seed, full first."""
     out = []
-    for seed in args.seeds:
-        for name, arm in args.wanted.items():
-            # Others stop at their budget, long before that: even one adapter is done by then.
-            steps = args.steps if name == FULL else args.pop * args.steps
-            for run, own in runs_of(name, arm, seed).items():
-                out.append(Planned(seed, arm, run, words_of(args, arm, run, own, steps)))
+    for seed, (name, arm) in itertools.product(args.seeds, args.wanted.items()):
+        # Others stop at their budget, long before that: even one adapter is done by then.
+        steps = args.steps if name == FULL else args.pop * args.steps
+        for run, own in runs_of(name, arm, seed).items():
+            flags = {
+                "base": args.base,
+                "seed": own,
+                "steps": steps,
+                "device": args.device,
+                "heldout": args.out / "heldout.jsonl",
+                "n-heldout": args.limit,
+                "keep": 1,
+                "out": args.out,
+                "name": run,
+                "resume": "auto",
+            }
+            words = ["--probe-every", "5", *args.train, *arm.flags]
+            for flag, value in flags.items():
+                words += [f"--{flag}", str(value)]
+            out.append(Planned(seed, arm, run, words))
     return out
 
 

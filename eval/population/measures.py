@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 import statistics
+from operator import itemgetter
 
 import numpy as np
 
@@ -46,11 +47,6 @@ def first_at(x: np.ndarray, y: np.ndarray, height: float) -> float:
     return min(1.0, float(np.interp(height, y[around], x[around])))
 
 
-def validated(record: dict) -> float:
-    """The accuracy on validation tasks, by which one of several runs is chosen to be deployed."""
-    return record["validation"]
-
-
 def measured(records: list[dict], due: float, goal: float, types: list[str]) -> dict[str, float]:
     """The measures of one arm and seed: of several runs the mean, but one deployed member of all. due: each
     run's budget; types: those played. A probe stands at what the steps before it had spent."""
@@ -61,7 +57,8 @@ def measured(records: list[dict], due: float, goal: float, types: list[str]) -> 
             tokens, mean, worst = np.array(record["probes"], float).T
             areas.append(area(tokens / due, mean))
             goals.append(first_at(tokens / due, worst, goal))
-    deployed = max(records, key=validated)["deployed"]
+    best = max(records, key=itemgetter("validation"))           # chosen on other tasks, and deployed
+    deployed = best["deployed"]
     out = {
         "area": mean_of(areas),
         "goal": mean_of(goals),
@@ -69,15 +66,14 @@ def measured(records: list[dict], due: float, goal: float, types: list[str]) -> 
         "deployed": statistics.fmean(deployed[kind] for kind in types),
     }
     if all("sampled" in record for record in records):
-        out |= covered_by(records, types)
+        out |= covered_by(records, best, types)
     if len(deployed) > 1:
         out |= deployed
     return out
 
 
-def covered_by(records: list[dict], types: list[str]) -> dict[str, float]:
+def covered_by(records: list[dict], best: dict, types: list[str]) -> dict[str, float]:
     """The measures coverage and repeated of one arm and seed."""
-    best = max(records, key=validated)
     coverage, repeated = [], []
     for kind in types:
         students = []

@@ -14,7 +14,6 @@ import json
 import math
 import shlex
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -143,7 +142,7 @@ def probes_of(metrics: list[dict], done: list[int], types: list[str]) -> list[li
     for before, row in zip([0, *done], metrics):
         if not row.get("heldout_greedy"):
             continue
-        by_type = dict(row.get("heldout_by_type") or {"": row["heldout_greedy"]})
+        by_type = dict(row["heldout_by_type"])
         for kind in types:
             if kind in row.get("unseen", ()):
                 by_type[kind] = row["unseen"][kind]
@@ -162,18 +161,16 @@ def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
         for row in metrics:
             if row["step"] <= birth["step"]:
                 accuracy = row.get("heldout_greedy") or accuracy
-        best = None
-        for parent in birth["parents"]:
-            if parent["name"] in accuracy:
-                best = max(best or 0, accuracy[parent["name"]])
+        names = [parent["name"] for parent in birth["parents"]]
+        known = [accuracy[name] for name in names if name in accuracy]
         victim = birth["victim"]["name"]
-        out.append([birth["step"], best, accuracy.get(victim)])
+        out.append([birth["step"], max(known, default=None), accuracy.get(victim)])
     return out
 
 
 def mean_of(values: Iterable) -> float:
-    """The mean of what is known; nan of nothing."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
+    """The mean; nan of nothing."""
+    known = list(values)
     if not known:
         return math.nan
     return statistics.fmean(known)
@@ -209,8 +206,7 @@ def write_heldout(path: Path, types: list[str], limit: int) -> None:
     rows = []
     for item in heldout.items_of(types, "validation", limit):
         if not heldout.is_seen(item.bench, item.id):
-            task = dataclasses.asdict(item.task)
-            rows.append({name: task[name] for name in ("kind", "program", "inputs")})
+            rows.append({name: getattr(item.task, name) for name in ("kind", "program", "inputs")})
     write_lines(path, rows)
 
 
@@ -345,55 +341,44 @@ def write_plan(out: Path, plan: dict, arms: dict[str, Arm]) -> None:
     directory.write_json("config.json", plan | dict(arms=old | given))
 
 
-@dataclasses.dataclass(frozen=True)
-class Pack:
-    """The --out of one ablation."""
-    path: Path
-    computed: dict                      # plan, base's hash, sources' hash: in these packs must agree
-    arms: dict[str, Arm]
-    records: dict[str, dict]
-
-
-def opened_alone(path: Path) -> Pack:
-    """The Pack in a directory. Raises UserError where there is none."""
+def opened_alone(path: Path) -> Experiment:
+    """The runs in one --out; its plan has the hashes of base and sources, too: what was computed, in which
+    several have to agree. Raises UserError where there is none."""
     plan, records = RunDir(path, writes=False).config(), read(path)
     demand("arms" in plan and records, f"{path} is no --out of an ablation with finished runs")
-    arms = {}
-    for arm, given in plan.pop("arms").items():
-        arms[arm] = Arm(**given)
+    arms = {name: Arm(**given) for name, given in plan.pop("arms").items()}
     sources, bases = set(), set()
     for record in records.values():
         # Older records have no hash of their sources. A commit says less: it is another one, or unknown,
         # where only a page or an exercise has been written into, or where there is no git.
         sources.add(record.get("source") or f"commit {record['commit']}")
         bases.add(record["base_hash"])
-    computed = plan | dict(base=sorted(bases), source=sorted(sources))
-    return Pack(path, computed, arms, records)
+    return Experiment(plan | dict(base=sorted(bases), source=sorted(sources)), arms, records)
 
 
 def opened(directories: list[str]) -> Experiment:
     """The runs in the --out of one or several ablations, as one. Raises UserError that names every directory
     which does not belong there: it is none, it computed something else than most, or has a run of another."""
-    packs, odd = [], []
+    packs, odd = {}, []
     for name in directories:
+        path = Path(name).expanduser()
         try:
-            packs.append(opened_alone(Path(name).expanduser()))
+            packs[path] = opened_alone(path)
         except UserError as error:
             odd.append(str(error))
-    every_kind = Counter(json.dumps(pack.computed, sort_keys=True) for pack in packs)
-    usual = every_kind.most_common(1)                   # [(text, n)], or [] without a pack
+    plans = [pack.plan for pack in packs.values()]
+    usual = max(plans, key=plans.count, default={})
     arms, every, commits = {}, {}, set()
-    for pack in packs:
-        changed = differing(json.loads(usual[0][0]), pack.computed, ())
+    for path, pack in packs.items():
+        changed = differing(usual, pack.plan, ())
         for name, arm in pack.arms.items():
             if arms.setdefault(name, arm) != arm:
                 changed.append(f"arm {name}")
         for run in sorted(every.keys() & pack.records.keys()):
             changed.append(f"{run} is there twice")
         if changed:
-            odd.append(f"{pack.path}: {', '.join(changed)}")
+            odd.append(f"{path}: {', '.join(changed)}")
         every |= pack.records
         commits |= {record["commit"] for record in pack.records.values()}
     demand(not odd, "these cannot be in one table; leave them out, or make them anew:\n  " + "\n  ".join(odd))
-    plan = packs[0].computed | dict(commit=sorted(commits))
-    return Experiment(plan, arms, every)
+    return Experiment(usual | dict(commit=sorted(commits)), arms, every)
