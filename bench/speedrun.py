@@ -8,6 +8,7 @@ from pathlib import Path
 import train
 from bench.workload import Command
 from config import parse_args
+from measure.metrics import spent
 
 GOAL = 0.70
 RULES = ["--pop", "8", "--probe-every", "3", "--n-heldout", "476", "--keep", "1"]
@@ -30,13 +31,10 @@ def accuracy(row: dict, measure: str) -> float:
 
 def tokens_before(rows: list[dict], measure: str) -> int | None:
     """Tokens of proposals and attempts before the first probe at the goal; None where none is."""
-    tokens = probed = 0
-    for row in rows:
-        # A probe comes before its step's update: the tokens of the steps before it count.
+    # A probe comes before its step's update: the tokens of the steps before it count.
+    for row, tokens in zip(rows, [0, *spent(rows)]):
         if accuracy(row, measure) >= GOAL:
             return tokens
-        probed += row.get("probe_tokens", 0)
-        tokens = row["tokens_generated"] - probed
     return None
 
 

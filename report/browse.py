@@ -106,4 +106,4 @@ def tasks(run: RunLog) -> str:
     if shown:
         body = f'<div class="card wide">{FORM}<div id="list">{"".join(shown)}</div></div>'
     words = f"{len(shown):,} of {run.n_tasks:,} proposals, evenly spaced in the order of writing."
-    return section("tasks", "Browse the tasks", words, [body])
+    return section("browse", "Browse the tasks", words, [body])

@@ -1,7 +1,6 @@
 """What opens a report: the result in a sentence, four numbers, and the picture of who learns to think, on the
 tasks that are played and on types that nobody trains on. In the page, and as an SVG file."""
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import UserError
@@ -26,13 +25,6 @@ CAPTION = (f"One line a student. To <i>think</i> is to show reasoning before the
 # Of the picture in a file of its own: it has a paper and headings.
 SHEET = """.paper{fill:var(--card)}svg{overflow:visible;font:11px system-ui,sans-serif}
 svg text.head{font-size:12px;font-weight:600;fill:var(--ink)}"""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One chart of the picture; chart: SVG, "" where nothing was logged."""
-    heading: str
-    chart: str
 
 
 def moved(points: Points, arrow: str) -> str:
@@ -135,40 +127,36 @@ def never_played(run: RunLog, kind: str, points: Points) -> list[Line]:
         Line("base", run.points("unseen", kind, "base"), "base", "d2")]
 
 
-def panel(heading: str, lines: list[Line]) -> Panel:
-    """A chart of shares with its heading."""
-    return Panel(heading, line_chart(heading, lines, share=True))
-
-
-def panels(run: RunLog) -> list[Panel]:
-    """What the run plays by student, then unseen types on average."""
-    thinks = by_member(run, "student", lambda m: m.points("think"), run.points("think"))
-    drawn = [
-        panel("Held-out tasks of the type that is played", played(run)),
-        panel("Share of attempts that think", thinks)]
-    for kind, points in unseen(run).items():
+def panels(run: RunLog) -> dict[str, str]:
+    """Heading -> chart, "" where nothing was logged: what the run plays by student, then unseen types on
+    average."""
+    drawn = {
+        "Held-out tasks of the type that is played": played(run),
+        "Share of attempts that think":
+            by_member(run, "student", lambda m: m.points("think"), run.points("think"))}
+    others = unseen(run)
+    for kind, points in others.items():
         words = named(kind)
-        heading = f"{words[:1].upper()}{words[1:]}, never trained on"
-        drawn.append(panel(heading, never_played(run, kind, points)))
-    if len(drawn) == 2:
-        drawn.append(panel("Types never trained on", []))
-    return drawn
+        drawn[f"{words[:1].upper()}{words[1:]}, never trained on"] = never_played(run, kind, points)
+    if not others:
+        drawn["Types never trained on"] = []
+    return {heading: line_chart(heading, lines, share=True) for heading, lines in drawn.items()}
 
 
 def picture(run: RunLog) -> str:
     """The picture as one SVG file, two panels a row. Raises UserError where the run logged nothing of it."""
-    drawn = [panel for panel in panels(run) if panel.chart]
+    drawn = [(heading, chart) for heading, chart in panels(run).items() if chart]
     if not drawn:
         raise UserError(f"{run.path}: nothing to draw, neither probes nor thinking in metrics.jsonl")
     n_rows = (len(drawn) + 1) // 2
     width = 2 * W + 20
     height = n_rows * (H + 32) + 16
     body = ""
-    for i, panel in enumerate(drawn):
+    for i, (heading, chart) in enumerate(drawn):
         row, column = divmod(i, 2)
         where = f"translate({6 + column * (W + 14)} {24 + row * (H + 32)})"
-        head = f'<text class="head" x="30" y="-7">{panel.heading}</text>'
-        body += f'<g transform="{where}">{head}{panel.chart}</g>'
+        head = f'<text class="head" x="30" y="-7">{heading}</text>'
+        body += f'<g transform="{where}">{head}{chart}</g>'
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
             f'aria-label="Who learns to think"><style>{CHART}{SHEET}</style>'
             f'<rect class="paper" width="100%" height="100%"/>{body}'
@@ -178,7 +166,7 @@ def picture(run: RunLog) -> str:
 def opening(run: RunLog) -> str:
     """The part of a report that comes first: the numbers, the picture and how it is read."""
     cells = ""
-    for panel in panels(run):
-        cells += f"<div><h4>{panel.heading}</h4>{panel.chart or ABSENT}</div>"
+    for heading, chart in panels(run).items():
+        cells += f"<div><h4>{heading}</h4>{chart or ABSENT}</div>"
     return (f'{numbers(run)}<section id="thinking"><h2>Who learns to think</h2><figure class="picture wide">'
             f'<div class="panels">{cells}</div><figcaption>{CAPTION}</figcaption></figure></section>')

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from report.browse import tasks
@@ -77,7 +76,7 @@ def progress(run: RunLog) -> str:
     """Current tasks against the frozen base, what teachers write, why proposals are refused."""
     structures = Line("structures", run.points("unique_structures"), "t0", "bold")
     kinds = {kind: run.points("task_types", kind, "solve_rate") for kind in run.names("task_types")}
-    return section("progress", "The tasks", "Ratings only compare members with each other. The frozen base "
+    return section("tasks", "The tasks", "Ratings only compare members with each other. The frozen base "
                    "never learns, so what it solves tells how hard the teachers' tasks are.", [
         curves("The teachers' current tasks", "Share solved by the frozen base, and by students of the day. "
                "If the base falls, tasks got harder; the distance to it is the students' lead.",
@@ -159,24 +158,17 @@ def population(run: RunLog) -> str:
         table_of_members(run)])
 
 
-@dataclass
-class Alarm:
-    """A monitor's alarm: what it said first, and at which steps it said something."""
-    words: str
-    steps: list[int] = field(default_factory=list)
-
-
 def alarms(run: RunLog) -> str:
     """A table of the alarms, "" of a run without monitors."""
-    seen = {}
+    said, steps = {}, {}
     for row in run.metrics:
         for name, words in items(row, "alarms").items():
-            seen.setdefault(name, Alarm(words)).steps.append(row["step"])
-    if seen:
+            said.setdefault(name, words)
+            steps.setdefault(name, []).append(str(row["step"]))
+    if said:
         rows = []
-        for name, alarm in seen.items():
-            steps = ", ".join(map(str, alarm.steps))
-            rows.append([text(name, 40), text(steps, 200), text(alarm.words, 400)])
+        for name, words in said.items():
+            rows.append([text(name, 40), text(", ".join(steps[name]), 200), text(words, 400)])
         return table(("monitor", "at steps", "what it said first"), rows)
     if any("alarms" in row for row in run.metrics):
         return "<p>No monitor gave alarm.</p>"
@@ -312,28 +304,20 @@ def status(run: RunLog) -> str:
                 f"{short(spent(run) or 0)} tokens generated.")
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of the page: its name in links, the word in the menu, and the HTML."""
-    name: str
-    word: str
-    body: str
-
-
-def parts_of(runs: list[RunLog]) -> list[Part]:
-    """What the page has, from the top."""
+def parts_of(runs: list[RunLog]) -> dict[str, str]:
+    """The parts of the page, from the top, by their names in links and, with a capital, in the menu."""
     run = runs[0]
-    parts = []
+    parts = {}
     if run.metrics:
-        parts.append(Part("thinking", "Thinking", opening(run)))
+        parts["thinking"] = opening(run)
     if len(runs) > 1:
-        parts.append(Part("compared", "Compared", compared(runs)))
+        parts["compared"] = compared(runs)
     if run.metrics:
-        parts.append(Part("progress", "Tasks", progress(run)))
-        parts.append(Part("population", "Population", population(run)))
-        parts.append(Part("drift", "Drift", drift(run)))
-    parts.append(Part("tasks", "Browse", tasks(run)))
-    parts.append(Part("setup", "Setup", setup(run)))
+        parts["tasks"] = progress(run)
+        parts["population"] = population(run)
+        parts["drift"] = drift(run)
+    parts["browse"] = tasks(run)
+    parts["setup"] = setup(run)
     return parts
 
 
@@ -353,9 +337,9 @@ def page(runs: list[RunLog]) -> str:
         lead = result(run)
     links = ""
     main = ""
-    for part in parts_of(runs):
-        links += f'<li><a href="#{part.name}">{part.word}</a></li>'
-        main += part.body
+    for name, body in parts_of(runs).items():
+        links += f'<li><a href="#{name}">{name.capitalize()}</a></li>'
+        main += body
     # The page runs no script but its own, whatever a model's text holds.
     script = base64.b64encode(hashlib.sha256(JS.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'"

@@ -101,9 +101,7 @@ class RunLog:
         births = list(self.lines("genealogy.jsonl", expected=False))
         self.trials = [birth for birth in births if get(birth, "trial")]
         self.members = self.lives(births)
-        n_tasks = 0
-        for row in self.metrics:
-            n_tasks += num(row, "n") or 0
+        n_tasks = sum(num(row, "n") or 0 for row in self.metrics)
         self.n_tasks = max(0, int(n_tasks))
         every = self.n_tasks // SHOWN + 1
         self.tasks = list(islice(self.lines("tasks.jsonl"), 0, None, every))
@@ -183,9 +181,9 @@ class RunLog:
             points.append((row["step"], mean))
         return points
 
-    def names(self, key: str, most: int = 12) -> list[str]:
-        """The keys of the dicts that the run's lines have under `key`, each once."""
+    def names(self, key: str) -> list[str]:
+        """The keys of the dicts that the run's lines have under `key`, each once, the first twelve."""
         seen = {}
         for row in self.metrics:
             seen |= dict.fromkeys(items(row, key))
-        return list(seen)[:most]
+        return list(seen)[:12]

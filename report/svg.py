@@ -38,7 +38,7 @@ class Line:
     tip: str = ""                   # said on hover, beside its name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Name:
     """What stands at the end of a curve at the right edge; y: the middle of its letters."""
     y: float
@@ -160,7 +160,7 @@ def binned(points: list[tuple], merge: int) -> list[tuple[float, ...]]:
 
 def spread(wanted: list[Name]) -> list[Name]:
     """Names moved apart so that none covers another; at most as many as fit."""
-    wanted = sorted(wanted, key=lambda name: (name.y, name.words, name.color))
+    wanted = sorted(wanted)
     wanted = wanted[::len(wanted) // MOST + 1]
     placed = []
     y = 0.0

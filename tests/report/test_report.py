@@ -35,7 +35,7 @@ def test_a_whole_run_is_told(tmp_path):
     cells = next(re.findall("<td>(.*?)</td>", row) for row in page.html.split("<tr>") if "</i>T1<" in row)
     assert cells[1:5] == ["0 to 11", "founder", "code_i, code_o", "0.000125"] and cells[-1] == "–"
     assert {"T0", "S1"} <= {v for k, v in page.attributes if k in ("data-teacher", "data-student")}
-    places = [page.html.index(part) for part in ("<h1>", 'class="lead"', "<nav>", 'class="words"', 'id="thinking"', 'id="progress"')]
+    places = [page.html.index(part) for part in ("<h1>", 'class="lead"', "<nav>", 'class="words"', 'id="thinking"', 'id="tasks"')]
     assert places == sorted(places) and page.tags.count("h2") == 6
     assert set(re.findall('href="#([a-z]+)"', page.html)) == set(re.findall('section id="([a-z]+)"', page.html))
 
@@ -51,7 +51,7 @@ def test_the_result_in_one_sentence_and_four_numbers(tmp_path):
     run = RunLog(path)
     assert opening.result(run) == "Students went from <b>.26 to .74</b> on held-out tasks; never trained on: word problems .06 to .68."
     assert re.findall("<b>(.*?)</b>", opening.numbers(run)) == [".26 → .74", ".06 → .68", ".50 → .50", ".71 → 1.00"]
-    assert "S0, founder: 0.26" in opening.panels(run)[0].chart, "the picture says the same"
+    assert "S0, founder: 0.26" in next(iter(opening.panels(run).values())), "the picture says the same"
     (_, low, high), = opening.interval([(3, .5), (4, .5)], [(3, 100), (4, -1)])
     assert (low, high) == pytest.approx((.4038, .5962), abs=1e-3), "a log may say that -1 tasks were asked"
 
