@@ -8,16 +8,18 @@ wherever Python runs. Every operation pays for the size of what it reads before 
 makes, which ends every program soon. And without a source of chance one run says what two would.
 
 Where it judges otherwise than the fork, as tests/sandbox/test_portable_verifier.py counts it:
-  - unsupported: a statement, function or value that it does not know, once the program comes to it;
+  - unsupported: a statement, function or value that it does not know, once the program comes to it (another
+    form than one plain function, or a variable that is named as a builtin: at once);
   - too big: a value of over MAX_SIZE items is refused when it is made, not when it is returned;
-  - timeout: a program ends after MAX_STEPS, not after half a second of the processor.
+  - timeout: a program ends after MAX_STEPS, not after half a second of the processor;
+  - a syntax error, or not a literal: what parsing.py calls too long or too deep (tasks/ refuses it before).
 An input of another type than the language's (a set, a tuple) is passed through, but cannot be worked with.
 """
 import ast
 import builtins
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from infra.errors import Refused
 from sandbox.parsing import arguments, parse
@@ -30,10 +32,9 @@ FUNCTIONS = {"abs": abs, "chr": chr, "int": int, "len": len, "list": list, "max"
              "range": range, "sorted": sorted, "str": str, "sum": sum}
 METHODS = {(list, "count"): list.count, (str, "count"): str.count, (str, "join"): str.join,
            (str, "replace"): str.replace}
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-             ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg,
-             ast.Not: operator.not_, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
-             ast.Gt: operator.gt,
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
+             ast.FloorDiv: operator.floordiv, ast.USub: operator.neg, ast.Not: operator.not_,
+             ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.Gt: operator.gt,
              ast.In: lambda item, items: item in items}
 ATOMS = (int, bool, float, type(None), slice)
 BUILTINS = frozenset(dir(builtins))
@@ -41,28 +42,19 @@ BUILTINS = frozenset(dir(builtins))
 RAISED = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 
-class OutOfSteps(Exception):
-    """The program has taken MAX_STEPS steps."""
+class Stopped(Exception):
+    """A program returns nothing; the text is the reason that goes into the verdict."""
 
 
-class Mistake(Exception):
-    """A mistake of the program's, by the name that Python has for it."""
-
-
-def refuse(what: str) -> None:
-    """Raises Unsupported."""
-    raise Unsupported(f"unsupported: {what}")
-
-
-def missing(name: str, known: Iterable[str], mistake: str) -> None:
-    """Raises Unsupported for a name that Python knows, and this language does not; else Python's mistake."""
+def missing(name: str, known: Iterable[str], mistake: str) -> Stopped:
+    """How a program ends with a name that Python may know, but this language does not."""
     if name in known:
-        refuse(name)
-    raise Mistake(f"{mistake}: {name}")
+        return Stopped(f"unsupported: {name}")
+    return Stopped(f"error: {mistake}: {name}")
 
 
 def size(value: object) -> int:
-    """Items of a value, with all that is nested in it, as often as it stands there. Raises Unsupported where
+    """Items of a value, with all that is nested in it, as often as it stands there. Raises Stopped where
     there are too many, as of a list that holds itself, and for a type that is none of the language's."""
     n = 0
     left = [value]
@@ -71,61 +63,52 @@ def size(value: object) -> int:
         n += 1
         if type(item) is int:
             n += item.bit_length()
-        elif type(item) in (str, list, range):
+        elif type(item) is range:               # len() of one raises from 2 ** 63 on
+            n += abs(item.stop - item.start) // abs(item.step)
+        elif type(item) in (str, list):
             n += len(item)
         elif type(item) not in ATOMS:
-            refuse(f"work with a value of type {type(item).__name__}")
+            raise Stopped(f"unsupported: work with a value of type {type(item).__name__}")
         if n > MAX_SIZE:
-            raise Unsupported("too big")
+            raise Stopped("too big")
         if type(item) is list:
             left += item
     return n
 
 
 def check_growth(function: Callable, values: tuple) -> None:
-    """Raises Unsupported where a function makes too much of little: 'A' * 10**12 would fill the memory."""
+    """Raises Stopped where a function makes too much of little: 'A' * 10**12 would fill the memory."""
     n = 0
     match values:
-        case [str() | list() as items, int() as times] if function is operator.mul:
-            n = len(items) * times
-        case [int() as times, str() | list() as items] if function is operator.mul:
+        case ([str() | list() as items, int() as times] | [int() as times, str() | list() as items]
+              ) if function is operator.mul:
             n = len(items) * times
         case [str() as between, str() | list() as items] if function is str.join:
             n = len(between) * len(items)
-        case [str() as text, str() as old, str() as new] if function is str.replace:
+        case [str() as text, str() as old, str() as new, *_] if function is str.replace:
             n = text.count(old) * len(new)
         case [str() as form, _] if function is operator.mod and "%" in form:
-            refuse("formatting by %")
+            raise Stopped("unsupported: formatting by %")
     if n > MAX_SIZE:
-        raise Unsupported("too big")
+        raise Stopped("too big")
 
 
 class Interpreter:
-    """Runs a function, once. `left` are the steps that it may still take."""
+    """Runs a function that `read` has found, once. `left` are the steps that it may still take."""
 
-    def __init__(self):
-        self.variables = {}
-        self.known = BUILTINS           # names that Python would find
+    def __init__(self, function: ast.FunctionDef, given: list):
+        names = [parameter.arg for parameter in function.args.args]
+        if len(given) != len(names):
+            raise Stopped(f"error: TypeError: {len(given)} arguments for {len(names)} parameters")
+        self.variables = dict(zip(names, given))
+        self.known = BUILTINS | {function.name}     # names that Python would find
         self.left = MAX_STEPS
 
-    def call(self, function: ast.FunctionDef, given: list) -> object:
-        """What a function that `read` has found returns for these arguments."""
-        parameters = [parameter.arg for parameter in function.args.args]
-        if len(given) != len(parameters):
-            raise Mistake(f"TypeError: {len(given)} arguments for {len(parameters)} parameters")
-        self.variables = dict(zip(parameters, given))
-        self.known |= {function.name}
-        *statements, last = function.body
-        self.run(statements)
-        return self.value(last.value)
-
     def pay(self, *read: object) -> None:
-        """Pay for one step that reads these values. Raises OutOfSteps."""
-        self.left -= 1
-        for value in read:
-            self.left -= size(value)
+        """Pay for one step that reads these values. Raises Stopped when no step is left."""
+        self.left -= 1 + sum(map(size, read))
         if self.left < 0:
-            raise OutOfSteps
+            raise Stopped("timeout")
 
     def apply(self, function: Callable, *values: object) -> object:
         """What one of Python's own functions makes of values."""
@@ -134,7 +117,7 @@ class Interpreter:
         try:
             result = function(*values)
         except RAISED as error:
-            raise Mistake(f"{type(error).__name__}: {error}") from None
+            raise Stopped(f"error: {type(error).__name__}: {error}") from None
         self.pay(result)
         return result
 
@@ -157,7 +140,7 @@ class Interpreter:
                         self.variables[name] = item
                         self.run(body)
                 case _:
-                    refuse(type(statement).__name__)
+                    raise Stopped(f"unsupported: {type(statement).__name__}")
 
     def value(self, node: ast.expr) -> object:
         """The value of an expression."""
@@ -167,10 +150,10 @@ class Interpreter:
                 return value
             case ast.Name(name):
                 if name not in self.variables:
-                    missing(name, self.known, "NameError")
+                    raise missing(name, self.known, "NameError")
                 return self.variables[name]
             case ast.List(items):
-                values = self.values(items)
+                values = [self.value(item) for item in items]
                 self.pay(values)
                 return values
             case ast.BinOp(left, op, right):
@@ -196,90 +179,92 @@ class Interpreter:
             case ast.Subscript(items, place):
                 return self.apply(operator.getitem, self.value(items), self.value(place))
             case ast.Slice(lower, upper, step):
-                bounds = [part and self.value(part) for part in (lower, upper, step)]
-                return slice(*bounds)
+                return slice(*[part and self.value(part) for part in (lower, upper, step)])
             case ast.ListComp(item, parts):
                 return self.comprehend(item, parts)
-            case ast.Call(ast.Name(name), given, []):
-                if name in self.variables:
-                    raise Mistake(f"TypeError: {name} is not callable")
-                if name not in FUNCTIONS:
-                    missing(name, self.known, "NameError")
-                return self.apply(FUNCTIONS[name], *self.values(given))
+        return self.call_value(node)
+
+    def call_value(self, node: ast.expr) -> object:
+        """What a call of one of Python's functions or methods returns; nothing else has a value."""
+        match node:
+            case ast.Call(ast.Name(name), given, []) if name in FUNCTIONS and name not in self.variables:
+                return self.apply(FUNCTIONS[name], *map(self.value, given))
             case ast.Call(ast.Attribute(owner, name), given, []):
                 owner = self.value(owner)
                 if (type(owner), name) not in METHODS:
-                    missing(name, dir(owner), "AttributeError")
-                return self.apply(METHODS[type(owner), name], owner, *self.values(given))
+                    raise missing(name, dir(owner), "AttributeError")
+                return self.apply(METHODS[type(owner), name], owner, *map(self.value, given))
+            case ast.Call(function, _, []):
+                raise Stopped(f"error: TypeError: {type(self.value(function)).__name__} is not callable")
             case ast.Attribute(owner, name):
-                missing(name, dir(self.value(owner)), "AttributeError")
-        return refuse(type(node).__name__)
+                raise missing(name, dir(self.value(owner)), "AttributeError")
+        raise Stopped(f"unsupported: {type(node).__name__}")
 
     def operate(self, op: ast.AST, *values: object) -> object:
         """What an operator makes of one or two values."""
         if type(op) not in OPERATORS:
-            refuse(type(op).__name__)
+            raise Stopped(f"unsupported: {type(op).__name__}")
         return self.apply(OPERATORS[type(op)], *values)
 
-    def values(self, nodes: list[ast.expr]) -> list:
-        """The values of several expressions."""
-        return [self.value(node) for node in nodes]
-
-    def items(self, node: ast.expr) -> Iterator:
+    def items(self, node: ast.expr) -> Iterable:
         """What a loop goes through."""
         items = self.value(node)
         self.pay(items)
         if not isinstance(items, Iterable):
-            raise Mistake(f"TypeError: '{type(items).__name__}' object is not iterable")
-        return iter(items)
+            raise Stopped(f"error: TypeError: '{type(items).__name__}' object is not iterable")
+        return items
 
     def comprehend(self, item: ast.expr, parts: list[ast.comprehension]) -> list:
         """[item for ... in ... if ...], with one `for` or several."""
-        first = self.items(parts[0].iter)     # sees the variables around it, as in Python
+        first = self.items(parts[0].iter)       # sees the variables around it, as in Python
         around = self.variables
         self.variables = dict(around)
         for part in parts:
             if not isinstance(part.target, ast.Name) or part.is_async:
-                refuse("such a comprehension")
-            self.variables.pop(part.target.id, None)    # its own variables have no value yet
-        result = [self.value(item) for _ in self.rounds(first, parts)]
+                raise Stopped("unsupported: such a comprehension")
+            self.variables.pop(part.target.id, None)        # its own variables have no value yet
+        result = self.collect(item, first, parts)
         self.variables = around
-        self.pay(result)
         return result
 
-    def rounds(self, items: Iterable, parts: list[ast.comprehension]) -> Iterator[None]:
-        """Bind a comprehension's variables, from its first part on, to one set of values after the other."""
+    def collect(self, item: ast.expr, items: Iterable, parts: list[ast.comprehension]) -> list:
+        """The values of `item` where the first part goes through these items."""
         part, *inner = parts
+        result = []
         for value in items:
             self.pay()
             self.variables[part.target.id] = value
-            if not all(self.value(test) for test in part.ifs):
+            if not all(map(self.value, part.ifs)):
                 continue
             if inner:
-                yield from self.rounds(self.items(inner[0].iter), inner)
+                result += self.collect(item, self.items(inner[0].iter), inner)
             else:
-                yield
+                result.append(self.value(item))
+        self.pay(result)
+        return result
 
 
 @functools.lru_cache(maxsize=1)
 def read(code: str, entry: str) -> ast.FunctionDef:
-    """The function that a program consists of, kept for its next input. Raises Unsupported, or Mistake."""
+    """The function that a program consists of, kept for its next input. Raises Stopped."""
     try:
         body = parse(code).body
     except Refused as error:
-        raise Mistake(f"SyntaxError: {error}") from None
+        raise Stopped(f"error: SyntaxError: {error}") from None
     match body:
-        case [ast.FunctionDef(name, signature, [*_, ast.Return(ast.expr())], []) as function]:
-            names = [parameter.arg for parameter in signature.args]
-            is_plain = name == entry and ast.unparse(signature) == ", ".join(names)
+        case [ast.FunctionDef(name, ast.arguments([], parameters, None, [], [], None, []),
+                              [*_, ast.Return(ast.expr())], [], None) as function]:
+            names = {parameter.arg for parameter in parameters if not parameter.annotation}
+            is_plain = name == entry and len(names) == len(parameters)
         case _:
             is_plain = False
     if not is_plain:
-        refuse(f"anything but one function {entry} with plain parameters and a return at its end")
+        raise Stopped(f"unsupported: anything but one function {entry} with plain parameters and a return at "
+                      "its end")
     for node in ast.walk(function):
         # In Python it would be no function's name any more, from the first line on.
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in BUILTINS:
-            refuse(f"a variable named {node.id}")
+            raise Stopped(f"unsupported: a variable named {node.id}")
     return function
 
 
@@ -287,12 +272,13 @@ def run(code: str, entry: str, given: str) -> tuple[str, str | None, str | None]
     """What becomes of a program on one argument text: how it ends, as in a Verdict, and either the canonical
     text of what it returns or the reason why it returns nothing."""
     try:
-        return "ok", encode(Interpreter().call(read(code, entry), arguments(given))), None
+        function = read(code, entry)
+        *statements, last = function.body
+        interpreter = Interpreter(function, arguments(given))
+        interpreter.run(statements)
+        return "ok", encode(interpreter.value(last.value)), None
     except Refused:
         return "ok", None, "not a literal"
-    except OutOfSteps:
-        return "timeout", None, "timeout"
-    except Unsupported as error:
-        return "ok", None, str(error)
-    except Mistake as error:
-        return "ok", None, f"error: {error}"[:200]
+    except (Stopped, Unsupported) as error:
+        reason = str(error)[:200]
+    return "timeout" if reason == "timeout" else "ok", None, reason

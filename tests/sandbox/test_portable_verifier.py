@@ -3,6 +3,7 @@ import os
 import random
 import re
 import time
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,7 +176,9 @@ BOMBS = ["for i in range(10000):x=x*x+7", "x=[x]*999999999", "x='A'*99999*99999"
          "x=[0]\n for i in range(60):x=[x]\n y=[0]\n for i in range(60):y=[y]\n x=x==y", "x='A'*9999\n x=x.replace('','A'*9999)",
          "x=('A'*9999).join(['A']*9999)", "for i in range(99999*99999):x=x", "x=[[[c for a in range(999)] for b in range(999)] for c in range(999)]",
          "x=str(x*9)\n for i in range(99):x=x+x\n x=int(x)", "x=" + "(" * 23 + "x" + ")*9" * 23, "x=" + "x<" * 3000 + "x",
-         "x=9*9" + "*9" * 3000, "x=" + "-" * 39 + "x", "x=[0]\n for i in range(99):x[0]=x", "x=sorted([[0]*99]*99)==sorted([[0]*99]*99)"]
+         "x=9*9" + "*9" * 3000, "x=" + "-" * 39 + "x", "x=[0]\n for i in range(99):x[0]=x", "x=sorted([[0]*99]*99)==sorted([[0]*99]*99)",
+         "x=range(9999999999*9999999999)", "x=len(range(-9999999999*9999999999))", "for i in range(9,9999999999*9999999999,2):x=i",
+         "x='A'*9999\n x=x.replace('','A'*9999,9999)", "x=sum([x]*4999,[])\n x=sum([x]*4999,[])", "for v in x:x[:0]=x"]
 
 
 @pytest.mark.parametrize("body", BOMBS)
@@ -183,6 +186,18 @@ def test_a_bomb_ends_within_a_second(body):
     started = time.process_time()
     run(f"def f(x):\n {body}\n return x", "f", "[1,2]")
     assert time.process_time() - started < 1
+
+
+def test_a_bomb_makes_nothing_large():
+    """Whatever it is, it is refused before the memory that it asks for is taken."""
+    for body in BOMBS:
+        if "range(999)" in body or "9*9*9" in body:         # many small things, which take their time
+            continue
+        tracemalloc.start()
+        run(f"def f(x):\n {body}\n return x", "f", "[1,2]")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 10e6, (body, peak)
 
 
 def test_nested_growth_is_seen_where_it_is_used():
@@ -218,13 +233,13 @@ def test_no_hostile_program_runs(given):
     assert slowest < 1 and len(cases) >= 200
 
 
-SIGNATURES = ["x,y=1", "*x", "x,**y", "x:g()", "x,*,y", "x,/,y"]
+SIGNATURES = ["x,y=1", "*x", "x,**y", "x:g()", "x,*,y", "x,/,y", "x,x", "x=0x" + "f" * 5000]
 
 
 @pytest.mark.parametrize("code, entry", [*[(f"def f({words}):\n return 1", "f") for words in SIGNATURES],
                                          ("def g(x):\n return x", "f"), ("def f(x):\n x=1", "f"), ("def f(x):\n return", "f"),
                                          ("y=1\ndef f(x):\n return x", "f"), ("@f\ndef f(x):\n return x", "f"),
-                                         ("async def f(x):\n return x", "f"), ("print(1)", None), ("", "f")])
+                                         ("async def f(x):\n return x", "f"), ("def f(x)->g():\n return x", "f"), ("print(1)", None), ("", "f")])
 def test_another_form_is_not_known(code, entry):
     assert run(code, entry, "1") == ("ok", None, f"unsupported: anything but one function {entry} with plain parameters and a "
                                      "return at its end")
