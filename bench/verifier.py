@@ -1,4 +1,4 @@
-"""verifier: programs a second beside `python -c`."""
+"""verifier: programs a second beside `python -c`, and beside the interpreter that needs no fork."""
 import argparse
 import statistics
 import subprocess
@@ -6,7 +6,8 @@ import sys
 from functools import partial
 
 from bench.workload import Case, Command, ratio, show, take_turns
-from verifier import Job, Sandbox
+from micro.programs import fresh_program
+from verifier import Job, PortableVerifier, Sandbox
 
 PROGRAM = "def f(x):\n    return x + NUMBER"            # NUMBER is another one in every program
 
@@ -29,21 +30,41 @@ def run_all(n: int) -> None:
         assert int(done.stdout) == i + 1
 
 
+def fresh_jobs(n: int, deterministic: bool) -> list[Job]:
+    """Programs of the micro prompt format, each with an input; deterministic: as a teacher's proposals."""
+    jobs = []
+    for i in range(n):
+        program, inputs = fresh_program(f"bench/{i}")
+        jobs.append(Job(program, inputs, deterministic=deterministic))
+    return jobs
+
+
 def verify(args: argparse.Namespace) -> dict:
-    """The verifier, two workers, beside `python -c`, one program after another."""
+    """The verifier, two workers, beside `python -c`, one program after another; and, on programs of the micro
+    prompt format, beside the portable one in this process."""
     few = args.n // 20
+    attempts = fresh_jobs(args.n, deterministic=False)
+    proposals = fresh_jobs(args.n, deterministic=True)
+    portable = PortableVerifier()
     with Sandbox(workers=2) as verifier:
         verify_all(verifier, 50)                        # warm
-        ours = Case("verifier", partial(verify_all, verifier, args.n))
-        theirs = Case("python -c", partial(run_all, few))
-        seen = take_turns([ours, theirs], args.repeats)
-    rates = []
-    for case, n in ((ours, args.n), (theirs, few)):
-        rate = [n / seconds for seconds in seen[case.name]]
-        show(case.name, "per s", rate)
-        rates.append(rate)
-    per_s = statistics.median(rates[0])
-    return dict(programs_per_s=round(per_s), x_python_c=ratio(*rates))
+        cases = {
+            Case("verifier", partial(verify_all, verifier, args.n)): args.n,
+            Case("python -c", partial(run_all, few)): few,
+            Case("attempts", partial(verifier.run, attempts)): args.n,
+            Case("attempts, portable", partial(portable.run, attempts)): args.n,
+            Case("proposals", partial(verifier.run, proposals)): args.n,
+            Case("proposals, portable", partial(portable.run, proposals)): args.n}
+        seen = take_turns(list(cases), args.repeats)
+    rates = {}
+    for case, n in cases.items():
+        rates[case.name] = [n / seconds for seconds in seen[case.name]]
+        show(case.name, "per s", rates[case.name])
+    return dict(
+        programs_per_s=round(statistics.median(rates["verifier"])),
+        x_python_c=ratio(rates["verifier"], rates["python -c"]),
+        x_portable_attempts=ratio(rates["attempts, portable"], rates["attempts"]),
+        x_portable_proposals=ratio(rates["proposals, portable"], rates["proposals"]))
 
 
 FLAGS = {

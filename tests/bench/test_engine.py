@@ -25,3 +25,4 @@ def test_peft_decodes_beside_us(micro_base):
 def test_the_verifier_is_timed():
     figures = figures_of("verifier", "--n", 40)
     assert figures["programs_per_s"] > 0 and figures["x_python_c"] > 0
+    assert figures["x_portable_attempts"] > 0 and figures["x_portable_proposals"] > 0

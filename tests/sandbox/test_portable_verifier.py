@@ -26,8 +26,8 @@ from verifier import Job, PortableVerifier
 
 # How the two may differ, as the docstring of sandbox/portable.py says: (what it says, what the fork says).
 EXPLAINED = {"unsupported": ("unsupported", ".*"),
-             "too big": ("too big", "=|timeout|error|unsupported|too big"),
-             "timeout": ("timeout", "=|timeout|too big")}
+             "too big": ("output too long", "=|timeout|error|unsupported"),
+             "timeout": ("timeout", "=|output too long")}
 
 
 def mixed(n: int, seed: int) -> list[tuple[str, str]]:
