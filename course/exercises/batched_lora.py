@@ -16,10 +16,12 @@ many adapters this way). Two traps:
     2. The brackets count: (x A^T) B^T takes R (n + m) products a token, whereas B A alone takes R n m and is
        as large as W. A test counts the products.
 
-Used, a merged weight W + scale B A costs no more than W. Why does a population not merge?
+A merged weight W + scale B A is as large as W, and using it costs no more than using W. Why does a population
+not merge?
 """
+from torch import Tensor
 
 
-def forward(x, W, A, B, member, scale):
-    """x (N, T, n), W (m, n), A (P, R, n), B (P, m, R), member (N,) int64, -1 = the base -> y (N, T, m)."""
+def forward(x: Tensor, W: Tensor, A: Tensor, B: Tensor, member: Tensor, scale: float) -> Tensor:
+    """y (N, T, m). x (N, T, n), W (m, n), A (P, R, n), B (P, m, R), member (N,) int64, -1 = the base."""
     raise NotImplementedError("exercise 1")

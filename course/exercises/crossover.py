@@ -18,8 +18,11 @@ at 7B: it has rank 2R at most, with
 so that an SVD of the small R_b R_a^T / 2 (2R x 2R) is enough. Share each singular value evenly between the
 two factors.
 """
+from torch import Tensor
+
+Factors = tuple[Tensor, Tensor]         # A (R, n), B (m, R)
 
 
-def midpoint(parent1, parent2):
-    """Parents (A (R, n), B (m, R)) as torch tensors -> child (A (R, n), B (m, R)) of the same rank R."""
+def midpoint(parent1: Factors, parent2: Factors) -> Factors:
+    """The child's factors, of the parents' rank R."""
     raise NotImplementedError("exercise 8")

@@ -11,8 +11,8 @@ answer that was sampled, up to length[i], with the end token E if the model ende
     loss_q = 1 / n_q * sum over q's rows i and their answers' positions t of  -advantage_i log p(ids[i, t])
     loss   = sum over members q of loss_q
 
-where n_q counts the answer tokens of all rows of member q, those with advantage 0 included, and p is the softmax
-of the logits that score the token. Traps:
+where n_q counts the answer tokens of all rows of member q, those with advantage 0 included, and p is the
+softmax of the logits that score the token. Traps:
 
     1. logits[i, t] were computed from the tokens up to t: they score ids[i, t + 1].
     2. The prompt was not sampled and is not trained. The end token was, and is: else nobody learns to stop.
@@ -20,8 +20,16 @@ of the logits that score the token. Traps:
 
 Why is the mean taken over all of a member's tokens at once, and not over each row's first (as in GRPO)?
 """
+from torch import Tensor
 
 
-def loss(logits, ids, prompt_len, length, member, advantage):
-    """logits (N, T, V), ids (N, T), prompt_len, length, member (N,) int64, advantage (N,) -> a scalar."""
+def loss(
+    logits: Tensor,                     # (N, T, V)
+    ids: Tensor,                        # (N, T)
+    prompt_len: Tensor,                 # (N,)
+    length: Tensor,                     # (N,)
+    member: Tensor,                     # (N,) int64
+    advantage: Tensor,                  # (N,)
+) -> Tensor:
+    """The loss, a scalar."""
     raise NotImplementedError("exercise 2")

@@ -15,6 +15,6 @@ Why is there a floor at all?
 """
 
 
-def probabilities(p, mode="pfsp", floor=0.1):
-    """p: list of n floats in [0, 1] -> list of n probabilities that sum to 1."""
+def probabilities(p: list[float], mode: str = "pfsp", floor: float = 0.1) -> list[float]:
+    """The n probabilities, which sum to 1. p: n floats in [0, 1]; mode: "pfsp", "hard" or "uniform"."""
     raise NotImplementedError("exercise 7")

@@ -19,6 +19,6 @@ Trained models beat their base at k = 1 and lose to it at large k (arXiv 2504.13
 """
 
 
-def pass_at_k(n, c, k):
-    """n answers sampled, c of them right, 1 <= k <= n (ints) -> a float in [0, 1]."""
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """pass@k, in [0, 1], of n sampled answers of which c were right; 1 <= k <= n."""
     raise NotImplementedError("exercise 4")

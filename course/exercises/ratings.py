@@ -20,12 +20,18 @@ winner (w) and loser (l):
 phi, Phi: density and distribution of the standard normal. statistics.NormalDist has phi (pdf) and Phi^-1
 (inv_cdf); take Phi(x) = erfc(-x / sqrt(2)) / 2 with math.erfc, because NormalDist.cdf loses its digits below
 -6 or so. The trap: for a great surprise Phi(t - e) underflows to 0. What do v and w tend to as t - e goes to
-minus infinity? The same happens to z in a draw of very unequal players: there v tends to sign(t) a, and w to
-1.
+minus infinity? The same happens to z in a draw of very unequal players: there v tends to sign(t) a, w to 1.
 """
+Rating = tuple[float, float]            # mu, sigma
 
 
-def rate(winner, loser, draw=False, beta=25 / 6, tau=25 / 300, p_draw=0.1):
-    """New (mu, sigma) of winner and loser, given as pairs (mu, sigma) of floats; with draw=True their order
-    does not matter."""
+def rate(
+    winner: Rating,
+    loser: Rating,
+    draw: bool = False,
+    beta: float = 25 / 6,               # deviation of a performance from the skill
+    tau: float = 25 / 300,              # drift of a skill between two matches
+    p_draw: float = 0.1,                # share of draws among matches of equals
+) -> tuple[Rating, Rating]:
+    """New ratings of winner and loser; with draw=True their order does not matter."""
     raise NotImplementedError("exercise 6")

@@ -16,12 +16,12 @@ well be luck. What the test wants, with B a binomial draw of n attempts:
     4. never more for a task that is easier to guess
     5. guess .05: more where half of the attempts succeeded than where all but one did    medium is best
 
-A threshold on p (`--teacher-reward noise-proof`) meets 1, 3, 4 and 5. Why not 2? A hint: how likely are so many
-successes by luck? In rewards.py a reward is a function of one Outcome: there yours is asked as
+A threshold on p (`--teacher-reward noise-proof`) meets 1, 3, 4 and 5. Why not 2? A hint: how likely are so
+many successes by luck? In rewards.py a reward is a function of one Outcome: there yours is asked as
 reward(outcome.n_correct, outcome.n_attempts, outcome.majority_baseline).
 """
 
 
-def reward(correct, n, guess):
-    """In [0, 1]. correct of n attempts (ints) succeeded; guess in [0, 1): chance of guessing right."""
+def reward(correct: int, n: int, guess: float) -> float:
+    """In [0, 1]: `correct` of n attempts succeeded; guess, in [0, 1), is the chance of guessing right."""
     raise NotImplementedError("exercise 5")

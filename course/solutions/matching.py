@@ -1,13 +1,20 @@
 """Solution of exercise 7. Without a floor a rating that is wrong by chance may never be corrected."""
 
 
-def probabilities(p, mode="pfsp", floor=0.1):
-    weight = [1.0] * len(p)
+def weight(p: float, mode: str) -> float:
+    """Of a student that beats the teacher with probability p."""
     if mode == "pfsp":
-        weight = [x * (1 - x) for x in p]
+        return p * (1 - p)
     if mode == "hard":
-        weight = [(1 - x) ** 2 for x in p]
-    total = sum(weight)
-    if total == 0:
-        return [1 / len(p)] * len(p)
-    return [(1 - floor) * w / total + floor / len(p) for w in weight]
+        return (1 - p) ** 2
+    return 1.0
+
+
+def probabilities(p: list[float], mode: str = "pfsp", floor: float = 0.1) -> list[float]:
+    """Of drawing each of the students."""
+    n = len(p)
+    weights = [weight(x, mode) for x in p]
+    total = sum(weights)
+    if total == 0:                      # every result is certain
+        return [1 / n] * n
+    return [(1 - floor) * w / total + floor / n for w in weights]

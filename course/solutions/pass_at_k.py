@@ -3,7 +3,11 @@ what it gives rarely: surer and narrower. What they answer, the base answers, to
 from math import comb
 
 
-def pass_at_k(n, c, k):
-    if not (1 <= k <= n and 0 <= c <= n):
-        raise ValueError(f"pass@{k} of {n} answers, {c} of them right, is not defined: sample k or more")
-    return 1 - comb(n - c, k) / comb(n, k)            # integers of any size; only their quotient is a float
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """1 - C(n-c, k) / C(n, k). Raises ValueError where it is not defined."""
+    if not 0 <= c <= n:
+        raise ValueError(f"{c} right answers of {n} are not possible: give c from 0 to n")
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} of {n} answers is not defined: sample k or more, and k from 1 on")
+    all_wrong = comb(n - c, k)
+    return 1 - all_wrong / comb(n, k)       # integers of any size; only their quotient is a float

@@ -1,40 +1,76 @@
 """Grades exercise 8: the best approximation, whatever the factoring, and the loop's own operator."""
+from types import ModuleType
+
 import pytest
 import torch
+from torch import Tensor
 
 R, WIDTH, OUT = 4, 24, 16
+Factors = tuple[Tensor, Tensor]         # A (R, WIDTH), B (OUT, R)
 
 
-def parent(seed):
+def randn(n_rows: int, n_columns: int, gen: torch.Generator) -> Tensor:
+    """A random matrix."""
+    return torch.randn(n_rows, n_columns, generator=gen, dtype=torch.float64)
+
+
+def parent(seed: int) -> Factors:
+    """A parent of random factors."""
     gen = torch.Generator().manual_seed(seed)
-    return torch.randn(R, WIDTH, generator=gen, dtype=torch.float64), torch.randn(OUT, R, generator=gen, dtype=torch.float64)
+    A = randn(R, WIDTH, gen)
+    B = randn(OUT, R, gen)
+    return A, B
 
 
-def dw(adapter):
+def dw(adapter: Factors) -> Tensor:
+    """How the adapter changes the weight."""
     A, B = adapter
     return B @ A
 
 
-def test_best_approximation_of_the_midpoint(work):
+def test_best_approximation_of_the_midpoint(work: ModuleType):
     """Eckart & Young: what is left is exactly the smaller singular values."""
-    middle = (dw(parent(0)) + dw(parent(1))) / 2
-    left = (middle - dw(work.midpoint(parent(0), parent(1)))).norm().item()
-    assert left == pytest.approx(torch.linalg.svdvals(middle)[R:].norm().item(), rel=1e-6)
+    first, second = parent(0), parent(1)
+    middle = (dw(first) + dw(second)) / 2
+    child = work.midpoint(first, second)
+    left = middle - dw(child)
+    values = torch.linalg.svdvals(middle)
+    least = values[R:].norm()
+    assert left.norm().item() == pytest.approx(least.item(), rel=1e-6), \
+        "the child should be as near to M as rank R allows"
 
 
-def test_the_factoring_does_not_matter(work):
-    (A, B), mix = parent(0), torch.randn(R, R, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+def test_the_factoring_does_not_matter(work: ModuleType):
+    A, B = parent(0)
+    # The same product of other factors: B mix and mix^-1 A.
+    gen = torch.Generator().manual_seed(9)
+    mix = randn(R, R, gen)
     again = torch.linalg.solve(mix, A), B @ mix
-    assert torch.allclose(dw(work.midpoint(again, parent(1))), dw(work.midpoint((A, B), parent(1))), atol=1e-7)
+    child = work.midpoint((A, B), parent(1))
+    child_again = work.midpoint(again, parent(1))
+    want = dw(child)
+    got = dw(child_again)
+    assert torch.allclose(got, want, atol=1e-7), \
+        "a parent with the same B A in other factors should have the same child: work on the products"
 
 
-def test_both_factors_carry_the_same_share(work):
+def test_both_factors_carry_the_same_share(work: ModuleType):
     A, B = work.midpoint(parent(0), parent(1))
-    assert torch.allclose(A.norm(dim=1), B.norm(dim=0), rtol=1e-6)
+    rows = A.norm(dim=1)
+    columns = B.norm(dim=0)
+    assert torch.allclose(rows, columns, rtol=1e-6), \
+        f"A's rows have the norms {rows} and B's columns {columns}: both should be roots of singular values"
 
 
-def test_the_loop_does_the_same(work):
+def test_the_loop_does_the_same(work: ModuleType):
     import operators
-    single = lambda adapter: {"x": tuple(factor.float() for factor in adapter)}
-    theirs = operators.mean([single(parent(0)), single(parent(1))], torch.Generator().manual_seed(0))["x"]
-    assert torch.allclose(dw(work.midpoint(parent(0), parent(1))).float(), dw(theirs), atol=1e-4)
+    parents = []
+    for seed in (0, 1):
+        A, B = parent(seed)
+        parents.append({"layer": (A.float(), B.float())})
+    gen = torch.Generator().manual_seed(0)
+    theirs = operators.mean(parents, gen)
+    want = dw(theirs["layer"])
+    child = work.midpoint(parent(0), parent(1))
+    got = dw(child).float()
+    assert torch.allclose(got, want, atol=1e-4), "operators.mean has another child"

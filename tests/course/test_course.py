@@ -20,8 +20,8 @@ EXERCISES = sorted(p.stem for p in (COURSE / "exercises").glob("*.py"))
 # exercise -> what of its solution stands otherwise in a wrong one, and the test of its that alone notices
 WRONG = {"loss": ("(length - prompt_len))", "((length - prompt_len) * (advantage != 0)))", "test_a_row_without_an_advantage_counts_in_the_mean"),
          "advantage": ("(learner == one) & live", "(learner == one) & live & (d != 0)", "test_a_row_at_its_group_s_mean_is_live"),
-         "reward": ("return 4 * p * (1 - p) if luck < 0.05", "return 0.8 if luck < 0.05 and correct < n", "test_medium_difficulty_is_paid_best"),
-         "ratings": ("(v + t - e) if z > TINY else 1.0", "(v + t - e) if z > TINY else 0.0", "test_who_is_greatly_surprised_is_surer_afterwards")}
+         "reward": ("return 4 * p * (1 - p)", "return 0.8 if correct < n else 0.0", "test_medium_difficulty_is_paid_best"),
+         "ratings": ("return e - t, 1.0", "return e - t, 0.0", "test_who_is_greatly_surprised_is_surer_afterwards")}
 
 
 @pytest.mark.slow
