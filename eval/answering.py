@@ -7,7 +7,6 @@ questions and flags alone. Answers that have ended are judged and written while 
 interrupted decodes all of its rows once more, side by side as before, and writes those that are missing.
 """
 import argparse
-import itertools
 import json
 import sys
 import time
@@ -33,14 +32,25 @@ from weights import is_chat_model
 # have ended: at least one, and at most so many tokens. A kill costs one call.
 CALL_TOKENS = 1 << 18
 WRITE_S = 30.0                  # what has ended waits no longer, so that with the judge's time it is a minute
-CALL = "call.json"              # the groups of the call under way, in the directory of results
+CALL = "call.json"              # names of the questions of the call under way, in the directory of results
 place_of = itemgetter("bench", "id", "member", "sample")                # which answer a row is
-group_of = itemgetter("bench", "id", "member")                          # its question, and who answers
 
-Group = list[tuple]             # (item, row) of a member's samples of an item, which are drawn together
 
 
 # ---- a benchmark from its start to its end -----------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Question:
+    """An item as a member is asked it; its --samples answers are drawn together."""
+    item: object                        # with .bench and .id
+    prompt: Rendered
+    member: str
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """Which item is answered, and by whom."""
+        return self.item.bench, self.item.id, self.member
+
 
 @dataclass(frozen=True)
 class Exam:
@@ -130,17 +140,15 @@ def put(question: str | Prompt | list[int], prompt_format: str, base: Base) -> R
     return render(prompt, training_format(prompt_format), base.tokenizer, base.day)
 
 
-def fits(ids: dict[tuple[str, str], list[int]], max_new: int, context: int) -> int:
-    """Tokens of the longest question. Raises UserError where it and max_new exceed the base's context."""
-    name = max(ids, key=lambda name: (len(ids[name]), name))
-    n = len(ids[name])
+def fits(longest: Question, max_new: int, context: int) -> None:
+    """Raises UserError where the longest question and max_new tokens exceed the base's context."""
+    n = len(longest.prompt.ids)
     if n + max_new > context:
         fix = "it is too long"
         if n < context:
             fix = f"lower --max-new-tokens to at most {context - n}"
-        raise UserError(f"{'/'.join(name)} has {n} tokens, which with --max-new-tokens {max_new} exceeds "
-                         f"the base's context of {context}: {fix}")
-    return n
+        raise UserError(f"{'/'.join(longest.name[:2])} has {n} tokens, which with --max-new-tokens {max_new} "
+                        f"exceeds the base's context of {context}: {fix}")
 
 
 # ---- answers -----------------------------------------------------------------------------------------------
@@ -151,25 +159,28 @@ class Book:
     run: RunDir
     verify: Callable
     max_rows: int                       # of one go of the judge, whose tests take memory
-    openings: dict[tuple, str]          # what the prompts hold of their answers
+    n_samples: int                      # of a question
     have: dict[tuple, dict]             # the rows that are written, by place; none is written twice
     bar: tqdm
-    asked: list[tuple] = field(default_factory=list)        # (item, row) of the call under way
+    call: list[Question] = field(default_factory=list)      # under way
     waiting: list[tuple] = field(default_factory=list)      # (item, row with its text), not judged yet
     written_s: float = field(default_factory=time.monotonic)
 
-    def begin(self, call: list[Group]) -> None:
-        """A call: its rows are those of its groups, in order."""
-        self.asked = list(itertools.chain(*call))
-        self.run.write_json(CALL, list(map(name_of, call)))
+    def begin(self, call: list[Question]) -> None:
+        """A call: its rows are the samples of its questions, in order."""
+        self.call = call
+        self.run.write_json(CALL, [question.name for question in call])
 
     def ended(self, numbers: list[int], given: list[dict]) -> None:
         """What `answer_call` says: answers of the call, by number; perhaps none, for time passes."""
         for number, more in zip(numbers, given):
-            item, row = self.asked[number]
+            place, sample = divmod(number, self.n_samples)
+            question = self.call[place]
+            bench, id, member = question.name
+            row = dict(bench=bench, id=id, member=member, sample=sample) | more
             if place_of(row) not in self.have:
-                text = self.openings[item.bench, item.id] + more["text"]
-                self.waiting.append((item, row | more | dict(text=text)))
+                row["text"] = question.prompt.opening + row["text"]
+                self.waiting.append((question.item, row))
                 self.bar.update()
         if time.monotonic() - self.written_s > WRITE_S:
             self.write()
@@ -193,48 +204,32 @@ class Book:
         (self.run.path / CALL).unlink()
 
 
-def name_of(group: Group) -> tuple[str, str, str]:
-    """Which question a group answers, and who does."""
-    return group_of(group[0][1])
+def calls_of(
+    questions: list[Question],          # from short to long ones
+    places: Callable,                   # places(question) of its answers
+    have: dict[tuple, dict],
+    n: int,                             # questions of a call
+    run: RunDir,
+) -> list[list[Question]]:
+    """The questions of which an answer is missing, in calls; an interrupted call first, with all of its
+    questions, lest other rows stand beside its missing ones than did before."""
+    def is_open(question: Question) -> bool:
+        return not have.keys() >= set(places(question))
 
-
-def missing(groups: list[Group], have: dict[tuple, dict]) -> list[Group]:
-    """The groups of which an answer is missing."""
-    out = []
-    for group in groups:
-        if not all(place_of(row) in have for _, row in group):
-            out.append(group)
-    return out
-
-
-def calls_of(groups: list[Group], have: dict[tuple, dict], n_groups: int, run: RunDir) -> list[list[Group]]:
-    """The groups of which an answer is missing, in calls; an interrupted call first, with all of its groups,
-    lest other rows stand beside its missing ones than did before. groups: from short to long questions."""
     path = run.path / CALL
     began = set()
     if path.exists():
         began = set(map(tuple, json.loads(path.read_bytes())))
     first, rest = [], []
-    for group in groups:
-        if name_of(group) in began:
-            first.append(group)
-        else:
-            rest.append(group)
-    rest = missing(rest, have)
-    calls = [rest[start:start + n_groups] for start in range(0, len(rest), n_groups)]
-    if missing(first, have):
+    for question in questions:
+        if question.name in began:
+            first.append(question)
+        elif is_open(question):
+            rest.append(question)
+    calls = [rest[start:start + n] for start in range(0, len(rest), n)]
+    if any(map(is_open, first)):
         calls.insert(0, first)
     return calls
-
-
-def groups_of(population: Population, items: list, n_samples: int) -> list[Group]:
-    """What is to be answered: every item by every member."""
-    groups = []
-    for item in items:
-        for member in population.slots:
-            row = dict(bench=item.bench, id=item.id, member=member)
-            groups.append([(item, row | dict(sample=sample)) for sample in range(n_samples)])
-    return groups
 
 
 def answer_all(
@@ -247,26 +242,29 @@ def answer_all(
     """Every member's answers to every item: dicts as in answers.jsonl, written as they end;
     summary.comparable leaves out what the sandbox failed on. Raises UserError where a question does not fit
     the context."""
+    def places(question: Question) -> list[tuple]:
+        return [(*question.name, sample) for sample in range(args.samples)]
+
     have = {place_of(row): row for row in done}
-    ids, openings = {}, {}
+    questions, every_place = [], []
     for item in exam.items:
         prompt = put(exam.ask(item), exam.prompt_format, population.base)
-        ids[item.bench, item.id] = prompt.ids
-        openings[item.bench, item.id] = prompt.opening
-    n_tokens = fits(ids, args.max_new, population.base.model.cfg.max_position_embeddings) + args.max_new
+        for member in population.slots:
+            questions.append(Question(item, prompt, member))
+            every_place += places(questions[-1])
+    by_length = sorted(questions, key=lambda question: len(question.prompt.ids))
+    longest = by_length[-1]
+    fits(longest, args.max_new, population.base.model.cfg.max_position_embeddings)
+    n_tokens = len(longest.prompt.ids) + args.max_new
     n_rows = args.max_rows * max(1, CALL_TOKENS // (args.max_rows * n_tokens))
-    groups = groups_of(population, exam.items, args.samples)
-    by_length = sorted(groups, key=lambda group: len(ids[name_of(group)[:2]]))
-    calls = calls_of(by_length, have, max(1, n_rows // args.samples), run)
-    every_place = [place_of(row) for _, row in itertools.chain(*groups)]
+    calls = calls_of(by_length, places, have, max(1, n_rows // args.samples), run)
     n_missing = len(set(every_place) - have.keys())
     with tqdm(total=n_missing, desc="answers", disable=not sys.stderr.isatty()) as bar:
-        book = Book(run, exam.verify, args.max_rows, openings, have, bar)
+        book = Book(run, exam.verify, args.max_rows, args.samples, have, bar)
         answer = exam.answer or answer_call
         for call in calls:
             book.begin(call)
-            rows = list(map(itemgetter(1), book.asked))
-            answer(population, rows, ids, args, exam.prompt_format, book.ended)
+            answer(population, call, args, exam.prompt_format, book.ended)
             book.close()
     rows = [have[place] for place in every_place]
     n_failed = sum(row["correct"] is None for row in rows)
@@ -279,22 +277,21 @@ def answer_all(
 
 def answer_call(
     population: Population,
-    rows: list[dict],                   # --samples of an item and member in turn
-    ids: dict[tuple[str, str], list[int]],
+    call: list[Question],
     args: argparse.Namespace,
     prompt_format: str,
-    ended: Callable[[list[int], list[dict]], None],
+    ended: Callable,
 ) -> None:
-    """Answers the rows by one call of `generate`. As they end, they go by number to ended([number],
-    [dict(tokens, text)]), which is also called while none ends."""
+    """Answers questions by one call of `generate`, --samples rows each. As they end, they go by number to
+    ended([number], [dict(tokens, text)]), which is also called while none ends."""
     base = population.base
     prompts, slots, keys = [], [], []
-    for row in rows:
-        question = crc32(f"{row['bench']}/{row['id']}".encode())
-        keys.append((args.seed, question, crc32(row["member"].encode()), row["sample"]))
-    for row in rows[::args.samples]:
-        prompts.append(ids[row["bench"], row["id"]])
-        slots.append(population.slots[row["member"]])
+    for question in call:
+        prompts.append(question.prompt.ids)
+        slots.append(population.slots[question.member])
+        bench, id, member = question.name
+        key = args.seed, crc32(f"{bench}/{id}".encode()), crc32(member.encode())
+        keys += [(*key, sample) for sample in range(args.samples)]
     closing = ""
     if prompt_format != "plain":
         closing = FORMATS[training_format(prompt_format)].closing

@@ -112,46 +112,43 @@ def letter_ids(tokenizer: object) -> list[int]:
 @torch.inference_mode()
 def letter_logps(
     population: common.Population,
-    prompts: list[list[int]],
-    members: list[str],                 # of each prompt
+    asked: list[answering.Question],
 ) -> torch.Tensor:
-    """Log-probabilities (B, 4) of the letters after each prompt, in one forward pass."""
+    """Log-probabilities (B, 4) of the letters after each question, in one forward pass."""
     base = population.base
     embedding = base.model.embedding
     device = embedding.device
-    ids = pad_sequence(list(map(torch.tensor, prompts)), batch_first=True)                          # (B, T)
-    last = torch.tensor(list(map(len, prompts)), device=device) - 1                                 # (B,)
-    slots = [population.slots[name] for name in members]
+    prompts = [torch.tensor(question.prompt.ids) for question in asked]
+    ids = pad_sequence(prompts, batch_first=True)                                             # (B, T)
+    last = torch.tensor(list(map(len, prompts)), device=device) - 1                           # (B,)
+    slots = [population.slots[question.member] for question in asked]
     lora = None
     if population.adapters:
         member = torch.tensor(slots, device=device)
         lora = population.adapters.route(member, embedding.dtype)
     rows = torch.arange(len(prompts), device=device)
     hidden = base.model(ids.to(device), lora=lora)[rows, last]                                # (B, C)
-    logits = base.model.logits(hidden).float()                                                      # (B, V)
+    logits = base.model.logits(hidden).float()                                                # (B, V)
     letters = letter_ids(base.tokenizer)
     return logits[:, letters] - logits.logsumexp(-1, keepdim=True)
 
 
 def likeliest(
     population: common.Population,
-    rows: list[dict],
-    ids: dict[tuple[str, str], list[int]],
+    call: list[answering.Question],
     args: argparse.Namespace,
     prompt_format: str,
-    ended: Callable[[list[int], list[dict]], None],
+    ended: Callable,
 ) -> None:
     """As answering.answer_call, but the answer is the likeliest letter."""
-    for start in range(0, len(rows), args.max_rows):
-        part = rows[start:start + args.max_rows]
-        prompts = [ids[row["bench"], row["id"]] for row in part]
-        logps = letter_logps(population, prompts, [row["member"] for row in part])
+    for start in range(0, len(call), args.max_rows):
+        part = call[start:start + args.max_rows]
         answers = []
-        likeliest = logps.argmax(1).tolist()
-        for logp, best in zip(logps.tolist(), likeliest):
+        for logp in letter_logps(population, part).tolist():
+            best = logp.index(max(logp))
             digits = [round(x, 4) for x in logp]
             answers.append(dict(tokens=0, text=LETTERS[best], logp=digits))
-        ended(list(range(start, start + len(part))), answers)
+        ended(range(start, start + len(part)), answers)
 
 
 def verify(

@@ -14,7 +14,7 @@ from infra.errors import UserError
 from infra.precision import DTYPES
 from lora import Adapters
 from run.checkpoint import RunDir
-from tasks.prompts import FORMATS
+from tasks.prompts import FORMATS, Rendered
 from weights import files_hash, load_base, save_peft
 
 ITEMS = [SimpleNamespace(bench="sums", id=str(i)) for i in range(12)]
@@ -189,7 +189,7 @@ def test_what_a_user_gets_wrong_is_named(members, bytes_base, tmp_path):
     with pytest.raises(UserError, match="no chat template"):
         answering.pick_prompt_format(parsed("--prompt", "chat"), base)
     with pytest.raises(UserError, match="lower --max-new-tokens to at most 412"):
-        answering.fits({("b", "1"): [0] * 100}, 500, 512)
+        answering.fits(answering.Question(ITEMS[0], Rendered([0] * 100), "base"), 500, 512)
 
 
 def test_exit_codes(capsys):
@@ -206,7 +206,7 @@ def test_what_a_verifier_raises_ends_the_command_and_what_is_written_stays(tmp_p
         return [dict(correct=1 / len(text) == 1) for _, text in answers]
 
     run, have = RunDir(tmp_path / "o"), {}
-    book = answering.Book(run, verify, 1, {("b", "1"): "", ("b", "2"): ""}, have, tqdm(disable=True))
+    book = answering.Book(run, verify, 1, 1, have, tqdm(disable=True))
     for number, text in (("1", "a"), ("2", "")):
         book.waiting.append((Item("b", number, "?", "a"), dict(bench="b", id=number, member="base", sample=0, text=text)))
     with pytest.raises(ZeroDivisionError):

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from eval import common, general
+from eval.answering import Question
 from eval.general import load
 from infra.errors import UserError
+from tasks.prompts import Rendered
 
 # Ten questions of two subjects, made by hand, and the examples before them.
 TEN = {"plain_sums": [("One and one?", "1", "2", "3", "4", "B"), ("Two and two?", "4", "5", "6", "7", "A"),
@@ -108,13 +110,14 @@ def test_letters_of_members_in_one_batch_are_those_of_each_prompt_alone(members,
     items = load(str(folder))[0][3:]
     prompts = [general.ask(item, "plain", population.base) for item in items]
     assert tokenizer.decode(prompts[0]) == f"{items[0].question} ", "bytes: the space is a token of its own"
-    together = general.letter_logps(population, prompts * 2, ["S0"] * 7 + ["base"] * 7)
+    of_s0, of_base = [[Question(item, Rendered(ids), name) for item, ids in zip(items, prompts)] for name in ("S0", "base")]
+    together = general.letter_logps(population, of_s0 + of_base)
     assert together.shape == (14, 4) and (together[:7] - together[7:]).abs().max() > 0.01, "members differ"
     for number, ids in enumerate(prompts):
         with torch.no_grad():
             expected = theirs(torch.tensor([ids])).logits[0, -1].log_softmax(-1)[general.letter_ids(tokenizer)]
         assert torch.allclose(together[7 + number], expected, atol=1e-4)
-        assert torch.allclose(together[number], general.letter_logps(population, [ids], ["S0"])[0], atol=1e-4)
+        assert torch.allclose(together[number], general.letter_logps(population, [of_s0[number]])[0], atol=1e-4)
 
 
 def test_a_run_with_two_members_resumes(members, folder, tmp_path):
