@@ -120,14 +120,6 @@ class Card:
         self.known["memory"][name] = dict(planned=planned, reserved=reserved)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Something that the command does, with its share of the time that is left."""
-    name: str
-    work: Callable[[Card], None]
-    share: float
-
-
 def check(card: Card) -> None:
     """What checks.py compares, on the shape itself, of members that are easily told apart."""
     adapters = workload.population(card.base, card.sizes.rank, 4, std=.1)
@@ -188,14 +180,14 @@ def n_weights(base: Base) -> int:
     return total
 
 
-def parts(sizes: Sizes) -> list[Part]:
-    """What is done, in this order."""
+def parts(sizes: Sizes) -> dict[str, Callable[[Card], None]]:
+    """What is done, in this order, by name."""
     few, many = sizes.rows
-    return [
-        Part("checks", check, 6),
-        Part(f"decoding {few} rows", partial(decoding, rows=few), 5),
-        Part(f"decoding {many} rows", partial(decoding, rows=many), 8),
-        Part("update", update, 6)]
+    return {
+        "checks": check,
+        f"decoding {few} rows": partial(decoding, rows=few),
+        f"decoding {many} rows": partial(decoding, rows=many),
+        "update": update}
 
 
 def machine(device: torch.device) -> dict:
@@ -259,7 +251,7 @@ def page(known: dict) -> str:
     return "\n".join([*lines, "```"])
 
 
-def outcome(part: Part, card: Card, end: float) -> str:
+def outcome(work: Callable[[Card], None], card: Card, end: float) -> str:
     """Does a part; "done", or what went wrong. Notes that it prints are kept."""
     stderr = io.StringIO()
     how = "done"
@@ -267,7 +259,7 @@ def outcome(part: Part, card: Card, end: float) -> str:
         with contextlib.redirect_stderr(stderr):
             if time.monotonic() > end:
                 raise TimeoutError("no time was left: raise --minutes")
-            part.work(card)
+            work(card)
     except Exception as e:              # whatever it is, the other parts still have something to say
         how = f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
     for line in stderr.getvalue().splitlines():
@@ -289,19 +281,17 @@ def card(args: argparse.Namespace) -> dict:
     card = Card(args)
     known = card.known
     todo = parts(card.sizes)
-    while todo:
+    for n_done, (name, work) in enumerate(todo.items()):
         # What a part leaves of its time is shared by the later ones.
         began = time.monotonic()
-        shares = sum(part.share for part in todo)
-        part = todo.pop(0)
-        card.deadline = began + (end - began) * part.share / shares
+        card.deadline = began + (end - began) / (len(todo) - n_done)
         gc.collect()
         if card.on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        known["parts"][part.name] = outcome(part, card, end)
+        known["parts"][name] = outcome(work, card, end)
         known["clocks"] = clocks()                                      # the last ones, of a warm card
-        print(f"--- {part.name}: {known['parts'][part.name]}", flush=True)
+        print(f"--- {name}: {known['parts'][name]}", flush=True)
         write(known, Path(args.out))
     print(page(known), flush=True)
     failed = [name for name, how in known["parts"].items() if how != "done"]

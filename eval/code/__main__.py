@@ -87,30 +87,25 @@ def program(problem: Problem, text: str, prompt_format: str) -> str:
 
 def verify(
     sandbox: Sandbox,
-    known: dict[tuple[str, str], suites.Suite],     # tests of the problems that were asked before
+    known: dict[Problem, suites.Suite],             # tests of the problems that were asked before
     answers: list[tuple[Problem, str]],
     prompt_format: str,
 ) -> list[dict]:
     """Rows of answers.jsonl, without what all benchmarks have. Adds to `known`, but for LiveCodeBench: its
     tests are large, and made again each time."""
-    new = {place_of(problem): problem for problem, _ in answers if place_of(problem) not in known}
+    new = dict.fromkeys(problem for problem, _ in answers if problem not in known)
     made = dict(known)
-    for suite in suites.suites(sandbox, list(new.values())):
-        made[place_of(suite.problem)] = suite
+    for suite in suites.suites(sandbox, list(new)):
+        made[suite.problem] = suite
         if not suite.problem.is_live:
-            known[place_of(suite.problem)] = suite
+            known[suite.problem] = suite
     programs = []
     for problem, text in answers:
-        programs.append((made[place_of(problem)], program(problem, text, prompt_format)))
+        programs.append((made[problem], program(problem, text, prompt_format)))
     rows = []
     for row, (_, code) in zip(suites.verify(sandbox, programs), programs):
         rows.append(dict(correct=row["plus"], **row, program=code))
     return rows
-
-
-def place_of(problem: Problem) -> tuple[str, str]:
-    """Which problem it is."""
-    return problem.bench, problem.id
 
 
 def both(rows: list[dict]) -> list[dict]:

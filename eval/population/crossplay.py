@@ -203,10 +203,8 @@ def main(argv: list[str] | None = None) -> int:
     run = RunDir(Path(args.run).expanduser(), writes=False)
     steps = run.steps()[::-args.every][::-1]
     demand(len(steps) > 1, f"{run.path}: two checkpoints are the least: train with --keep 1000 to keep all")
-    bare = formatted(args, common.load(args))
-    bare.adapters = None
-    bare.slots = {BASE: -1}
-    bare.hashes = {}
+    loaded = formatted(args, common.load(args))
+    bare = common.stack(loaded.base, loaded.base_hash, {})
     prompt_format = bare.base.prompt_format
     items, hashes = [], {}
     with open_sandbox("auto", prompt_format, args.workers) as sandbox:

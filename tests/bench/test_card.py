@@ -85,7 +85,7 @@ def test_parts_survive_each_other(run, monkeypatch):
         now = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now + 60)
     todo = dict(checks=out_of_memory, update=card.update, slow=slow, late=slow)
-    monkeypatch.setattr(card, "parts", lambda sizes: [card.Part(name, work, 1) for name, work in todo.items()])
+    monkeypatch.setattr(card, "parts", lambda sizes: todo)
     shown, wrote, page = run("--device", "cpu", "--minutes", "0.9")
     assert shown["failed"] == ["checks", "late"] and not shown["correct"] and wrote["figures"]["update_8"]["value"] > 0
     assert wrote["parts"]["checks"] == "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB" and wrote["parts"]["checks"] in page
