@@ -16,7 +16,6 @@ by events, logic = puzzle by variables (from 2). Kinds whose answer can have a t
 import operator
 import random
 from collections import defaultdict
-from dataclasses import dataclass
 from statistics import fmean
 
 import torch
@@ -50,14 +49,6 @@ SEEN = {"logic": 2}                 # largest size of which training saw the pro
 OPENS_TRACE = {"out": ">", "inp": "<", "math": ">"}            # the first character of an answer that thinks
 LIMITS = Limits.for_format("micro")
 MAX_NEW_TOKENS = 96                 # the longest traces; training cuts at 80
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of the table: tasks of one kind and size, and the random key of the answers to them."""
-    row: str                        # a key of ROWS
-    tasks: list[Task]
-    key: tuple[int, ...]
 
 
 def task_of(row: dict, golds: list) -> Task:
@@ -118,16 +109,16 @@ def write(
 def answers(
     base: Base,
     sandbox: Sandbox,
-    cell: Cell,
+    tasks: list[Task],
+    key: tuple[int, ...],               # random
     temperature: float,
     forced: str = "",
 ) -> tuple[float, float]:
-    """One attempt at each task of a cell, as `write` has it: shares that are correct, and that think."""
-    task_type = TASK_TYPES[ROWS[cell.row]]
-    prompts = [task_type.solve(base.prompt_format, task, LIMITS) for task in cell.tasks]
-    texts = write(base, prompts, temperature, cell.key, forced)
+    """One attempt at each task, as `write` has it: shares that are correct, and that think."""
+    prompts = [TASK_TYPES[task.kind].solve(base.prompt_format, task, LIMITS) for task in tasks]
+    texts = write(base, prompts, temperature, key, forced)
     attempts = [[text] for text in texts]
-    verdicts = verify_answers(cell.tasks, attempts, base.prompt_format, LIMITS, sandbox.run)
+    verdicts = verify_answers(tasks, attempts, base.prompt_format, LIMITS, sandbox.run)
     n_thinking = sum(bool(reasoning(text, base.prompt_format)) for text in texts)
     n = len(texts)
     return verdicts.count(["correct"]) / n, n_thinking / n
@@ -138,14 +129,14 @@ def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[s
     values = defaultdict(list)
     for size in SIZES[row]:
         tasks = draw_tasks(row, size, n, seed)
-        cell = Cell(row, tasks, (seed, list(SIZES).index(row), size))
-        correct, thinks = answers(base, sandbox, cell, 0.0)
+        key = seed, list(SIZES).index(row), size
+        correct, thinks = answers(base, sandbox, tasks, key, 0.0)
         values["greedy"].append(correct)
         if row in OPENS_TRACE:
             values["thinks"].append(thinks)
-            _, thinks = answers(base, sandbox, cell, 1.0)
+            _, thinks = answers(base, sandbox, tasks, key, 1.0)
             values["thinks @1"].append(thinks)
-            correct, _ = answers(base, sandbox, cell, 0.0, OPENS_TRACE[row])
+            correct, _ = answers(base, sandbox, tasks, key, 0.0, OPENS_TRACE[row])
             values["thinking"].append(correct)
     return values
 

@@ -297,22 +297,21 @@ def verify(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
     """Verdicts of programs: whether the base tests and all tests are passed (None: the sandbox failed), and
     the first reason why not. The first chunk of every program runs, then the second of those still right, and
     so on."""
-    rows = []
-    for _, program in answers:
+    rows, alive = [], []                # alive: programs that are right so far, with their rows
+    for suite, program in answers:
         rows.append(dict(base=False, plus=False, why="" if program else "no program"))
-    alive = [i for i, (_, program) in enumerate(answers) if program]
+        if program:
+            alive.append((suite, program, rows[-1]))
     for turn in itertools.count():
         if not alive:
             return rows
         jobs = []
-        for i in alive:
-            suite, program = answers[i]
+        for suite, program, _ in alive:
             chunk = suite.chunks[turn]
-            inputs = tuple(suite.inputs[k] for k in chunk.numbers)
+            inputs = suite.inputs[chunk.numbers.start:chunk.numbers.stop]
             jobs.append(job(suite.problem, program, inputs, chunk.cpu_s))
         still = []
-        for i, verdict in zip(alive, sandbox.run(jobs)):
-            suite, row = answers[i][0], rows[i]
+        for (suite, program, row), verdict in zip(alive, sandbox.run(jobs)):
             numbers = suite.chunks[turn].numbers
             row["why"] = failure(suite, numbers, verdict)
             if row["why"] == FAILED:
@@ -322,5 +321,5 @@ def verify(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
             row["base"] = numbers.stop >= suite.n_base
             row["plus"] = numbers.stop == len(suite.inputs)
             if not row["plus"]:
-                still.append(i)
+                still.append((suite, program, row))
         alive = still

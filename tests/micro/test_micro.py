@@ -11,7 +11,7 @@ from tiny_run import rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from micro import data, make, programs
-from micro.evaluate import LIMITS, OPENS_TRACE, Cell, answers, draw_tasks, task_of
+from micro.evaluate import LIMITS, OPENS_TRACE, answers, draw_tasks, task_of
 from tasks import TASK_TYPES, read_tasks, verify_answers
 from tasks.base import Reject
 from tasks.prompts import reasoning
@@ -189,9 +189,8 @@ def agree(path, tokenizer=None):
 def test_bundled_base_can_think_but_seldom_does(base, sandbox):
     """Coarse bounds far from the measured figures: direct by habit, able with a trace."""
     tasks = draw_tasks("out", 2, 40, seed=5)
-    cell = Cell("out", tasks, (5,))
-    by_habit, thinks = answers(base, sandbox, cell, 0.0)
-    thinking, thinks_when_forced = answers(base, sandbox, cell, 0.0, OPENS_TRACE["out"])
-    _, thinks_at_1 = answers(base, sandbox, Cell("out", tasks * 3, (5,)), 1.0)
+    by_habit, thinks = answers(base, sandbox, tasks, (5,), 0.0)
+    thinking, thinks_when_forced = answers(base, sandbox, tasks, (5,), 0.0, OPENS_TRACE["out"])
+    _, thinks_at_1 = answers(base, sandbox, tasks * 3, (5,), 1.0)
     assert thinks < .1 and thinks_when_forced == 1 and .03 < thinks_at_1 < .4
     assert thinking > by_habit + .2 and thinking > .8
