@@ -10,7 +10,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from eval.stats import bootstrap, covered, pass_at_k
+from eval.stats import bootstrap, pass_at_k
 from measure.shares import wilson
 
 item_of = itemgetter("bench", "id")
@@ -118,11 +118,8 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
 
 def pass_curve(right: np.ndarray, ks: list[int]) -> np.ndarray:
     """pass@k of every question for each k (questions, k). right: as in `marks`."""
-    n = right.shape[1]
-    rows = []
-    for c in right.sum(1).tolist():
-        rows.append([pass_at_k(n, c, k) for k in ks])
-    return np.array(rows)
+    n_right = right.sum(1, keepdims=True)                                       # (questions, 1)
+    return np.vectorize(pass_at_k)(right.shape[1], n_right, ks)
 
 
 def passes(rows: list[dict]) -> list[dict]:
@@ -171,13 +168,8 @@ def coverage(rows: list[dict]) -> list[dict]:
         n = right.shape[2]
         if n < k:
             continue
-        together, alone = [], []
-        for counts in right.sum(2).tolist():
-            each = [(n, c) for c in counts]
-            together.append(covered(each, k))
-            alone.append([covered([own], k) for own in each])
-        together = np.array(together)                                           # (questions,)
-        alone = np.array(alone)                                                 # (questions, k)
+        together = 1 - (1 - right.mean(2)).prod(1)                              # (questions,)
+        alone = np.hstack([pass_curve(members[name], [k]) for name in names])   # (questions, k)
         one = alone.mean(1)
         best = int(right.sum((0, 2)).argmax())
         out.append({
