@@ -4,50 +4,57 @@ A stub that nobody has begun is one line, not a list of failures.
 """
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
-NOT_BEGUN = []
+NOT_BEGUN = []                                  # the stubs' paths
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser: pytest.Parser):
     parser.addoption("--grade", default="exercises",
                      help="folders of course/ to grade, with commas: exercises, solutions")
 
 
-def pytest_generate_tests(metafunc):
+def pytest_generate_tests(metafunc: pytest.Metafunc):
+    """Each test runs once for each folder: it is the parameter of the fixture `work`."""
     folders = metafunc.config.getoption("--grade").split(",")
     metafunc.parametrize("work", folders, indirect=True, scope="module")
 
 
-def exercise(module) -> str:
-    """What a test file grades: test_NAME.py grades NAME.py."""
-    return module.__name__.rsplit("test_")[-1]
+def graded_file(folder: str, test_module: ModuleType) -> Path:
+    """What a test file grades in a folder: test_NAME.py grades NAME.py."""
+    name = test_module.__name__.rsplit("test_")[-1]
+    return HERE / folder / f"{name}.py"
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
     """Leave out the tests of stubs that are as they were given."""
-    kept, left = [], []
+    kept = []
+    left_out = []
     for item in items:
-        path = HERE / item.callspec.params["work"] / f"{exercise(item.module)}.py"
-        begun = "raise NotImplementedError(\"exercise" not in path.read_text(encoding="utf-8")
-        (kept if begun else left).append(item)
-        if not begun and path not in NOT_BEGUN:
+        path = graded_file(item.callspec.params["work"], item.module)
+        if 'raise NotImplementedError("exercise' not in path.read_text(encoding="utf-8"):
+            kept.append(item)
+            continue
+        left_out.append(item)
+        if path not in NOT_BEGUN:
             NOT_BEGUN.append(path)
-    items[:] = kept
-    config.hook.pytest_deselected(items=left)
+    items[:] = kept                             # in place: pytest goes on with this very list
+    config.hook.pytest_deselected(items=left_out)
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter):
     for path in NOT_BEGUN:
         terminalreporter.write_line(f"not begun: course/{path.parent.name}/{path.name}")
 
 
 @pytest.fixture(scope="module")
-def work(request):
+def work(request: pytest.FixtureRequest) -> ModuleType:
     """The module to be graded."""
-    path = HERE / request.param / f"{exercise(request.module)}.py"
+    path = graded_file(request.param, request.module)
+    # By its path: each folder has files of the same names.
     spec = importlib.util.spec_from_file_location(f"{request.param}_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import config
-from infra.errors import UserError
+from infra.command import leave
 
 ROOT = Path(config.__file__).parent
 COURSE = ROOT / "course"
@@ -71,8 +71,10 @@ def test_a_person_plays(tmp_path, micro_base, monkeypatch, capsys):
     score = 0.5 - attempts(shown)["correct"] / 4
     mu = float(re.search(r"ratings: you ([\d.]+)", shown)[1])
     assert mu == 25 if score == 0 else (mu - 25) * score > 0, shown
-    with pytest.raises(UserError, match="no checkpoint"):
-        play.play(str(tmp_path), teach=False)
+    monkeypatch.setattr("sys.argv", ["play", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        leave("python -m course.play", play.main)
+    assert end.value.code == 2 and "no checkpoint" in capsys.readouterr().err
 
 
 def test_an_exercise_has_one_number():
