@@ -68,7 +68,7 @@ def without_text(match: re.Match) -> str:
 def literal(node: ast.expr | None) -> object:
     """The value of a literal, as Python reads one. Raises ValueError where it is none."""
     match node:
-        case ast.Constant(value):
+        case ast.Constant(value) if value is not ...:
             return value
         case ast.List(items):
             return [literal(item) for item in items]
@@ -89,13 +89,18 @@ def literal(node: ast.expr | None) -> object:
     raise ValueError("not a literal")
 
 
+def literals(nodes: list[ast.expr]) -> list:
+    """The values of literals. Raises Refused where one is none."""
+    try:
+        return [literal(node) for node in nodes]
+    except (ValueError, TypeError):         # TypeError: {[1]} is syntax, but a list has no hash
+        raise Refused("not_literal") from None
+
+
 def arguments(text: str) -> list:
     """Values of the literals between the brackets of a call. Raises Refused where they are none, or parsing
     does."""
-    match parse(f"f({text} \n)").body:
+    match parse(f"f({text} \n)").body:         # the line feed ends a comment
         case [ast.Expr(ast.Call(ast.Name("f"), given, []))]:
-            try:
-                return [literal(node) for node in given]
-            except (ValueError, TypeError):         # TypeError: a list has no hash
-                raise Refused("not_literal") from None
+            return literals(given)
     raise Refused("not_literal: more than the arguments of a call")

@@ -12,7 +12,8 @@ Where it judges otherwise than the fork, as tests/sandbox/test_portable_verifier
     form than one plain function, or a variable that is named as a builtin: at once);
   - too big: a value of over MAX_SIZE items is refused when it is made, not when it is returned;
   - timeout: a program ends after MAX_STEPS, not after half a second of the processor;
-  - a syntax error, or not a literal: what parsing.py calls too long or too deep (tasks/ refuses it before).
+  - a syntax error, or not a literal: what parsing.py calls so, and Python does not: it is too long, too deep,
+    or `...` (tasks/ refuses these before any verifier).
 An input of another type than the language's (a set, a tuple) is passed through, but cannot be worked with.
 """
 import ast

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infra.errors import Refused, UserError
+from sandbox.parsing import arguments
 from sandbox.values import decode
 from tasks import TASK_TYPES
 from tasks.base import Proposal, Task, split_of
-from tasks.literals import plain_arguments
 from tasks.prompts import show
 from verifier import Job, Verdict
 
@@ -53,10 +53,10 @@ def rows_of(text: str, split: str = "") -> list[dict]:
     return rows
 
 
-def is_literal(arguments: str) -> bool:
+def is_literal(text: str) -> bool:
     """Whether a text of arguments is data as it stands."""
     try:
-        plain_arguments(arguments)
+        arguments(text)
     except Refused:
         return False
     return True

@@ -9,57 +9,10 @@ to the function's parameters ("x = 2" and "k = 3" in two lines). Everything else
 import ast
 
 from infra.errors import Refused, refuse_unless
-from sandbox.parsing import unparse
+from sandbox.parsing import arguments, literals, unparse
 from tasks.complexity import DEFINITIONS, entry, tree_of
 
-# What has no hash, and can be no member of a set and no part of a dictionary's key; a call is "set()".
-UNHASHABLE = (ast.List, ast.Set, ast.Dict, ast.Call)
-
-
-# ---------------------------------------------------------------- plain literals
-
-def is_plain(node: ast.AST) -> bool:
-    """Whether a node may stand in a literal; literal_eval itself decides on the details."""
-    if isinstance(node, ast.Constant):
-        return node.value is not ...
-    if isinstance(node, ast.BinOp):             # 1+2j
-        return isinstance(node.right, ast.Constant) and isinstance(node.right.value, complex)
-    if isinstance(node, ast.Name):
-        return node.id == "set"
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and not node.args and not node.keywords     # set()
-    return isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.UnaryOp, ast.USub, ast.UAdd, ast.Add,
-                             ast.Sub, ast.expr_context))
-
-
-def hashes(member: ast.expr | None) -> bool:
-    """Whether a literal can be a member of a set or a key; None stands for the ** in {**other}."""
-    if member is None:
-        return False
-    for node in ast.walk(member):       # a tuple has a hash if all that it holds has one
-        if isinstance(node, UNHASHABLE):
-            return False
-    return True
-
-
-def check_plain(values: list[ast.expr]) -> None:
-    """Raises Refused unless all of these trees are literals of plain data."""
-    for value in values:
-        for node in ast.walk(value):
-            refuse_unless(is_plain(node), "not_literal")
-            # {[1]} and {{1}: 2} are syntax, but no value.
-            for member in hashed_members(node):
-                refuse_unless(hashes(member), "not_literal")
-
-
-def hashed_members(node: ast.AST) -> list[ast.expr | None]:
-    """The members of a set or the keys of a dictionary; other nodes have none."""
-    if isinstance(node, ast.Set):
-        return node.elts
-    if isinstance(node, ast.Dict):
-        return node.keys
-    return []
-
+# ---------------------------------------------------------------- values
 
 def bare(text: str) -> str:
     """A text without white space and the marks of inline code around it. A typographical minus sign becomes
@@ -75,7 +28,7 @@ def value_text(text: str) -> str:
     statements = tree_of(bare(text)).body
     refuse_unless(len(statements) == 1 and isinstance(statements[0], ast.Expr), "not_literal")
     value = statements[0].value
-    check_plain([value])
+    literals([value])
     return unparse(value)
 
 
@@ -95,14 +48,6 @@ def calls_f(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "f"
 
 
-def plain_arguments(text: str) -> list[ast.expr]:
-    """Trees of the literals in a text of positional arguments. Raises Refused unless it is that."""
-    call = call_around(text)
-    refuse_unless(call is not None and not call.keywords, "not_literal")
-    check_plain(call.args)
-    return call.args
-
-
 def read_arguments(text: str, program: str) -> list[ast.expr]:
     """Trees of the literals that a text states as arguments of a program's f, in the order of its parameters.
     Raises Refused unless it states them in one of the ways above."""
@@ -116,7 +61,7 @@ def read_arguments(text: str, program: str) -> list[ast.expr]:
     else:                                       # "2, 3", or "f(2, 3) == 5", which holds a call of its own
         call = inner_call([outer]) or outer
     values = positional(call, program)
-    check_plain(values)
+    literals(values)
     return values
 
 
@@ -216,7 +161,7 @@ def as_written(text: str, canonical: str) -> str:
     """Plain arguments as they stand in a text; where it states them in another way, what Python prints."""
     text = text.strip()
     try:
-        plain_arguments(text)
+        arguments(text)
         return text
     except Refused:
         return canonical

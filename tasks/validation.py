@@ -8,11 +8,13 @@ import cmath
 import math
 import re
 import sys
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
 
 from infra.errors import Refused, refuse_unless
+from sandbox.parsing import arguments
 from tasks.complexity import entry, global_names, tree_of
-from tasks.literals import plain_arguments, value_text
+from tasks.literals import value_text
 from tasks.prompts import FORMATS, show
 
 # Why a proposal was refused, as the logs count it: by reading, by the sandbox, by what it returned, and what
@@ -187,45 +189,42 @@ def check_input(text: str, limits: Limits) -> None:
     refuse_unless(len(text) <= limits.input_chars, "input_too_long")
     refuse_unless(not limits.control.search(text), "control_text")
     try:
-        arguments = plain_arguments(text)
+        given = arguments(text)
     except Refused as error:
         if error.reason == "too_deep":
             raise Refused("too_deep") from None
         raise Refused("not_literal") from None      # whatever else is wrong with it
-    for argument in arguments:
-        for node in ast.walk(argument):
-            check_range(own_value(node), limits)
-
-
-def own_value(node: ast.AST) -> object:
-    """What `check_range` looks at in a literal's node: a constant's value, or a container's members."""
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Dict):
-        return node.keys
-    return getattr(node, "elts", None)  # of a list, tuple or set; other nodes have none
+    for value in given:
+        check_range(value, limits)
 
 
 def check_range(value: object, limits: Limits) -> None:
-    """Raises Refused where one value (not what it contains) is beyond max_number or max_items."""
-    if isinstance(value, (int, float)):
-        refuse_unless(abs(value) < limits.max_number, "value_range")
-    elif hasattr(value, "__len__"):
-        refuse_unless(len(value) <= limits.max_items, "value_range")
+    """Raises Refused where a value, or one that it contains, is beyond max_number or max_items."""
+    for item in parts(value):
+        if isinstance(item, (int, float)):
+            refuse_unless(abs(item) < limits.max_number, "value_range")
+        elif isinstance(item, Sized):
+            refuse_unless(len(item) <= limits.max_items, "value_range")
 
 
-def check_value(value: object, limits: Limits) -> None:
-    """Raises Refused with the reason why a decoded result cannot be a gold answer."""
+def parts(value: object) -> Iterator[object]:
+    """A value and all that it contains."""
     # A stack and no recursion: a value may be nested as deep as MAX_DEPTH of sandbox/values.py.
     stack = [value]
     while stack:
         item = stack.pop()
-        refuse_unless(not isinstance(item, (float, complex)) or cmath.isfinite(item), "not_finite")
-        check_range(item, limits)
+        yield item
         if isinstance(item, dict):
             stack += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple, set, frozenset)):
             stack += item
+
+
+def check_value(value: object, limits: Limits) -> None:
+    """Raises Refused with the reason why a decoded result cannot be a gold answer."""
+    for item in parts(value):
+        refuse_unless(not isinstance(item, (float, complex)) or cmath.isfinite(item), "not_finite")
+    check_range(value, limits)
     text = show(value, limits.compact)
     refuse_unless(len(text) <= limits.output_chars, "output_too_long")
     refuse_unless(not limits.control.search(text), "control_text")
