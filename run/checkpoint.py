@@ -191,14 +191,9 @@ def task_rows(proposed: list[ProposalRecord], step: int) -> list[dict]:
             answers = {}
             for name, texts in p.answers.items():
                 answers[name] = [text[-MAX_LOGGED:] for text in texts]      # what it answers stands last
+            for name in ("id", "program", "inputs", "outputs", "message", "key", "parents"):
+                row[name] = getattr(p.task, name)
             row |= dict(
-                id=p.task.id,
-                program=p.task.program,
-                inputs=p.task.inputs,
-                outputs=p.task.outputs,
-                message=p.task.message,
-                key=p.task.key,
-                parents=p.task.parents,
                 solve_rate=p.solve_rate,
                 attempts=p.attempts,
                 answers=answers,
@@ -267,15 +262,9 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
         for m in members:
             demand(m.role in ROLES and NAME.fullmatch(m.name), f"{m.name[:40]!r} is no member's name")
         demand_fields(state["logs"], set(LOGS))
-        metadata = dict(
-            step=step,
-            base_files=state["base_files"],
-            totals=state["totals"],
-            optimizer_steps=state["optimizer_steps"],
-            logs=state["logs"])
         for name in ("heldout", "unseen", "seeds"):
-            metadata[name] = list(map(task_of, state[name]))
-        return members, metadata
+            state[name] = list(map(task_of, state[name]))
+        return members, state | dict(step=step)
     return run.read(f"step_{step}/state.json", read)
 
 

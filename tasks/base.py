@@ -347,13 +347,8 @@ def first_program(blocks: list[tuple[str, str]]) -> int | None:
 def stated_input(before: list[tuple[str, str]], behind: list[tuple[str, str]]) -> str | None:
     """The input in the blocks around a program: the last one before it, which was asked for, else the first
     one behind it, else a nameless block behind it that is no program. None where there is none."""
-    for tag, body in reversed(before):
-        if tag == "input":
-            return body
-    for tag, body in behind:
-        if tag == "input":
-            return body
-    for tag, body in behind:
-        if tag == "" and "def " not in body:
-            return body
+    stated = [body for tag, body in [*reversed(before), *behind] if tag == "input"]
+    stated += [body for tag, body in behind if tag == "" and "def " not in body]
+    if stated:
+        return stated[0]
     return None

@@ -90,7 +90,7 @@ class Induction(TaskType):
         has_remark = form.strict and "#" in written.text
         refuse_unless(is_protocol and not has_remark, "syntax")
         program = few_shot[0].program
-        texts = input_blocks(written)
+        texts = written.bodies_or_first("input")
         refuse_unless(texts, "no_input")
         inputs = {}                             # as Python prints an input -> as it was written
         for text in dict.fromkeys(texts):
@@ -102,7 +102,8 @@ class Induction(TaskType):
         kept = inputs
         if not form.tidy:
             kept = inputs.values()
-        return Proposal(self.name, program, tuple(kept)[:limits.n_inputs], hint_of(written))
+        hints = ["", *written.bodies("message")]
+        return Proposal(self.name, program, tuple(kept)[:limits.n_inputs], hints[-1].strip())
 
     def demands(self, proposal: Proposal, limits: Limits) -> None:
         """As `TaskType.demands`, and enough inputs."""
@@ -153,26 +154,6 @@ class Induction(TaskType):
         if UNJUDGED in grades:
             return UNJUDGED
         return "correct"
-
-
-def input_blocks(written: Answer) -> list[str]:
-    """The blocks with inputs that a teacher wrote: those under this name, or else the first one, if it is of
-    Python or nameless."""
-    named = written.bodies("input")
-    if named or not written.blocks:
-        return named
-    tag, body = written.blocks[0]
-    if tag in ("", "python"):
-        return [body]
-    return []
-
-
-def hint_of(written: Answer) -> str:
-    """The last message that a teacher wrote, "" where there is none."""
-    messages = written.bodies("message")
-    if messages:
-        return messages[-1].strip()
-    return ""
 
 
 def at(places: list[int], values: tuple) -> tuple:

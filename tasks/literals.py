@@ -25,11 +25,11 @@ def bare(text: str) -> str:
 
 def value_text(text: str) -> str:
     """The literal that a text is, as Python prints it. Raises Refused unless it is one."""
-    statements = tree_of(bare(text)).body
-    refuse_unless(len(statements) == 1 and isinstance(statements[0], ast.Expr), "not_literal")
-    value = statements[0].value
-    literals([value])
-    return unparse(value)
+    match tree_of(bare(text)).body:
+        case [ast.Expr(value)]:
+            literals([value])
+            return unparse(value)
+    raise Refused("not_literal")
 
 
 # ---------------------------------------------------------------- arguments
@@ -37,9 +37,9 @@ def value_text(text: str) -> str:
 def call_around(text: str) -> ast.Call | None:
     """The call of f between whose brackets a text stands; None where it closes them, as in "1), f(2".
     Raises Refused where nothing can be parsed."""
-    body = tree_of(f"f({text}\n)").body         # the line feed ends a comment
-    if len(body) == 1 and isinstance(body[0], ast.Expr) and calls_f(body[0].value):
-        return body[0].value
+    match tree_of(f"f({text}\n)").body:         # the line feed ends a comment
+        case [ast.Expr(ast.Call(ast.Name("f")) as call)]:
+            return call
     return None
 
 
@@ -102,21 +102,15 @@ def looked_up(value: ast.expr, assigned: dict[str, ast.expr]) -> ast.expr:
 
 def assignments(statement: ast.stmt) -> dict[str, ast.expr]:
     """What a statement such as "x = 1", "x: int = 1" or "a, b = 1, 2" assigns, by name."""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        target, value = statement.targets[0], statement.value
-    elif isinstance(statement, ast.AnnAssign) and statement.value:
-        target, value = statement.target, statement.value
-    else:
-        return {}
-    if isinstance(target, ast.Name):
-        return {target.id: value}
-    if not (isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)):
-        return {}
-    # a, b[0] = 1, 2 and a, *b = 1, 2 are no plain lists of names.
-    names = [node.id for node in target.elts if isinstance(node, ast.Name)]
-    if not len(names) == len(target.elts) == len(value.elts):
-        return {}
-    return dict(zip(names, value.elts))
+    match statement:
+        case ast.Assign([ast.Name(name)], value) | ast.AnnAssign(ast.Name(name), _, ast.expr() as value):
+            return {name: value}
+        case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)) if len(targets) == len(values):
+            # a, b[0] = 1, 2 and a, *b = 1, 2 are no plain lists of names.
+            names = [node.id for node in targets if isinstance(node, ast.Name)]
+            if len(names) == len(values):
+                return dict(zip(names, values))
+    return {}
 
 
 def positional(call: ast.Call, program: str) -> list[ast.expr]:

@@ -91,10 +91,10 @@ class Logic(TaskType):
 
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
         """The constraints, one a line, perhaps as a list."""
-        body = constraints_block(written)
-        refuse_unless(body is not None and written.admits("python"), "syntax")
+        bodies = written.bodies_or_first("constraints")
+        refuse_unless(bodies and written.admits("python"), "syntax")
         lines = []
-        for line in body.split("\n"):
+        for line in bodies[0].split("\n"):
             line = re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip()         # the marker of a list
             if line:
                 lines.append(line)
@@ -147,18 +147,6 @@ class Logic(TaskType):
     def is_correct(self, task: Task, answer: str) -> bool:
         """Whether an answer is the gold assignment."""
         return answer == assignment_text(decode(task.outputs[0]))
-
-
-def constraints_block(written: Answer) -> str | None:
-    """The block with a teacher's constraints: the first under this name, or else the first of all, if it is
-    nameless or of Python. None where there is none."""
-    named = written.bodies("constraints")
-    if named:
-        return named[0]
-    for tag, body in written.blocks[:1]:
-        if tag in ("", "python"):
-            return body
-    return None
 
 
 Logic.seed = Logic().puzzle(["a or b", "not a or c", "a != b", "not c"])

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from infra.errors import Refused, refuse_unless
 from sandbox.values import decode
-from tasks.base import Proposal, Task, TaskType, is_program, text_of
+from tasks.base import Proposal, Task, TaskType, first_program, text_of
 from tasks.complexity import normalise
 from tasks.prompts import MATH_TOPICS, Answer
 from tasks.validation import Limits
@@ -32,6 +32,7 @@ ANSWER = re.compile(rf"""(?x)
     (?P<unit>(?:[A-Za-z\s.,/']|(?<=[A-Za-z])-(?=[A-Za-z]))*)[;:?]?\s*""", re.ASCII)
 VERBS = "is|are|was|were|be|has|have|had|equals|takes|costs|needs|gets|makes|earns|pays"
 LABEL = re.compile(rf"(?!.*n['’]t\b)\D*(?::|\b(?:{VERBS})\b)")   # what leads to the number: "Total cost:"
+RATIO = re.compile(r"-?\d{1,30}/0{0,29}[1-9]\d{0,29}", re.ASCII)         # how Python prints a Fraction
 REMARK = re.compile(r"\([^()\d]*\)\W*$")                        # 42 (forty-two)
 
 # A unit is any words, for a word problem may count anything. These change the number beside them or take it
@@ -91,11 +92,9 @@ def plain(text: str) -> str:
 
 def has_word(text: str, *lists: frozenset[str]) -> bool:
     """Whether a word of a text, or its singular, is in one of the lists."""
-    for word in re.findall("[a-z]+", text.lower()):
-        for listed in lists:
-            if word in listed or word.removesuffix("s") in listed:
-                return True
-    return False
+    words = re.findall("[a-z]+", text.lower())
+    words += [word.removesuffix("s") for word in words]
+    return not frozenset().union(*lists).isdisjoint(words)
 
 
 def is_unit(text: str) -> bool:
@@ -172,8 +171,8 @@ def exact(value: object) -> Fraction | None:
         return Fraction(value)
     if type(value) is float:
         return short_decimal(value)
-    if type(value) is str:
-        return ratio(value)
+    if type(value) is str and RATIO.fullmatch(value):
+        return Fraction(value)
     return None
 
 
@@ -184,17 +183,6 @@ def short_decimal(value: float) -> Fraction | None:
     if len(digits) > SHORT_DECIMAL:
         return None
     return Fraction(text)
-
-
-def ratio(text: str) -> Fraction | None:
-    """The value of a text such as "3/4", which is how Python prints a Fraction; None where it is no such."""
-    fraction = re.fullmatch(r"(-?\d{1,30})/(\d{1,30})", text)
-    if not fraction:
-        return None
-    top, bottom = map(int, fraction.groups())
-    if bottom == 0:
-        return None
-    return Fraction(top, bottom)
 
 
 class Math(TaskType):
@@ -216,14 +204,13 @@ class Math(TaskType):
 
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
         """The question and the program, whose function may be called solution."""
-        programs = []
-        for tag, body in written.blocks:
-            if is_program(tag, body):
-                programs.append(body)
         refuse_unless(written.admits("question", "python"), "syntax")
-        refuse_unless(programs, "no_program")
-        program = normalise(programs[0], limits.source_chars, written.form.tidy, alias="solution")
-        return Proposal(self.name, program, ("",), first_question(written))
+        at = first_program(written.blocks)
+        refuse_unless(at is not None, "no_program")
+        _, body = written.blocks[at]
+        program = normalise(body, limits.source_chars, written.form.tidy, alias="solution")
+        questions = [*written.bodies("question"), ""]
+        return Proposal(self.name, program, ("",), questions[0].strip())
 
     def demands(self, proposal: Proposal, limits: Limits) -> None:
         """As `TaskType.demands`, and a question. A program without parameters may well be constant."""
@@ -253,11 +240,3 @@ class Math(TaskType):
     def is_correct(self, task: Task, answer: str) -> bool:
         """Whether an answer states the gold number."""
         return exact(decode(task.outputs[0])) in rational(answer)
-
-
-def first_question(written: Answer) -> str:
-    """The first question that a teacher wrote, "" where there is none."""
-    for body in written.bodies("question"):
-        if body.strip():
-            return body.strip()
-    return ""

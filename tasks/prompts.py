@@ -337,6 +337,13 @@ class Answer:
         """Of the blocks under one of these tags."""
         return [body for tag, body in self.blocks if tag in tags]
 
+    def bodies_or_first(self, tag: str) -> list[str]:
+        """Of the blocks under a tag; without any, of the first block, if it is nameless or Python's."""
+        named = self.bodies(tag)
+        if not named and self.blocks and self.blocks[0][0] in ("", "python"):
+            return [self.blocks[0][1]]
+        return named
+
     def admits(self, *tags: str) -> bool:
         """Whether the blocks may stand for those of these tags: exactly they, where it is strict."""
         if not self.form.strict:
