@@ -137,26 +137,27 @@ class Muon(torch.optim.Optimizer):
     (Liu 2025). Matrices of one shape are one stack, in float32: torch.optim.Muon takes them one by one, in
     bfloat16, which a plain CPU computes eight times slower."""
 
-    def __init__(self, params: list[torch.Tensor], lr: float, momentum: float = .95,
-                 weight_decay: float = .05):
-        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+    momentum = .95
+    weight_decay = .05
+
+    def __init__(self, params: list[torch.Tensor], lr: float):
+        super().__init__(params, dict(lr=lr))
 
     @torch.no_grad()
     def step(self) -> None:
         """One update of all matrices from their .grad; the orthogonalised direction is Nesterov's."""
-        group = self.param_groups[0]
-        rate = group["lr"]
+        [group] = self.param_groups
         stacks = defaultdict(list)
         for p in group["params"]:
             stacks[min(p.shape), max(p.shape)].append(p)
         for (_, long), params in stacks.items():
             grad = torch.stack([lying(p.grad) for p in params])             # (n, short, long)
             momentum = self.state[params[0]].setdefault("momentum", torch.zeros_like(grad))
-            momentum.lerp_(grad, 1 - group["momentum"])
-            ahead = grad.lerp(momentum, group["momentum"])
+            momentum.lerp_(grad, 1 - self.momentum)
+            ahead = grad.lerp(momentum, self.momentum)
             for p, direction in zip(params, orthogonal(ahead)):
-                p.mul_(1 - rate * group["weight_decay"])
-                lying(p).add_(direction, alpha=-rate * .2 * long ** .5)
+                p.mul_(1 - group["lr"] * self.weight_decay)
+                lying(p).add_(direction, alpha=-group["lr"] * .2 * long ** .5)
 
 
 def lying(matrix: torch.Tensor) -> torch.Tensor:

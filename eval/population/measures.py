@@ -210,10 +210,7 @@ def means_of(values: Values, names: list[str]) -> tuple[dict, dict]:
     n_seeds = {}
     for name in names:
         have = known(values, name)
-        common = []
-        for seed in sorted(set(seeds)):
-            if have.issuperset(itertools.product(arms, [seed])):
-                common.append(seed)
+        common = [seed for seed in sorted(set(seeds)) if all((arm, seed) in have for arm in arms)]
         n_seeds[name] = len(common)
         for arm in means:
             means[arm][name] = mean_of(values[arm, seed][name] for seed in common)
