@@ -12,7 +12,7 @@ import pytest
 from tiny_run import rows as rows_of
 
 import train
-from config import parse_args, resolve_config
+from config import flags_of, parse_args, resolve_config
 from eval import stats
 from eval.population import ablation, crossplay, deployed, heldout, runs
 from infra.errors import UserError
@@ -191,7 +191,7 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
     assert again["single-long-s0"] == single and str(tmp_path) not in (out / "runs.jsonl").read_text()
     line = full["made"][0]["command"].removeprefix("python train.py ")
     given, settled = resolve_config(parse_args(None, shlex.split(line)), "micro"), RunDir(out / "full-s0", writes=False).config()
-    differ = {name for name, value in vars(given).items() if value != settled[name]}
+    differ = {name for name, value in flags_of(given).items() if value != settled[name]}
     assert differ == {"base", "heldout", "name", "out", "resume"} and given.evolve_every == 3, "the whole command, but for paths"
     with pytest.raises(UserError, match="arms of another comparison: steps"):
         ablation.main([*flags, "--out", str(out), "--steps", "9", *words])
