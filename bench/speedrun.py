@@ -38,18 +38,6 @@ def tokens_before(rows: list[dict], measure: str) -> int | None:
     return None
 
 
-def tokens_to_goal(flags: list[str]) -> dict[str, int | None]:
-    """Trains until the mean is at the goal: measure -> tokens before it was."""
-    rows = []
-
-    def enough(row: dict) -> bool:
-        rows.append(row)
-        return accuracy(row, "mean") >= GOAL
-
-    train.main(parse_args(None, flags), enough)
-    return {measure: tokens_before(rows, measure) for measure in MEASURES}
-
-
 def output_tasks(path: Path) -> Path:
     """A file of the held-out output tasks: unseen task types cost as much again and decide nothing."""
     lines = ""
@@ -61,13 +49,21 @@ def output_tasks(path: Path) -> Path:
 
 
 def run(args: argparse.Namespace, seed: int, asked: Path) -> dict[str, int | None]:
-    """One training run, its output in a file; measure -> tokens before it was at the goal."""
+    """One training run until the mean is at the goal, its output in a file; measure -> tokens before it
+    was."""
     flags = [*RULES, "--heldout", str(asked)]
     flags += ["--out", str(args.out), "--name", f"seed_{seed}"]
     flags += ["--seed", str(seed)]
     flags += args.train[1:]                         # without the "--" before them
+    rows = []
+
+    def enough(row: dict) -> bool:
+        rows.append(row)
+        return accuracy(row, "mean") >= GOAL
+
     with open(args.out / f"seed_{seed}.log", "w") as log, contextlib.redirect_stdout(log):
-        return tokens_to_goal(flags)
+        train.main(parse_args(None, flags), enough)
+    return {measure: tokens_before(rows, measure) for measure in MEASURES}
 
 
 def summed_up(by_seed: dict[int, int | None]) -> dict:
