@@ -29,6 +29,7 @@ from weights import load_peft, read_peft, save_peft
 # What a member can be. A role's first letter begins its members' names ("T0"), its place here is Batch.role
 # of rl.py. docs/change-it.md adds one.
 ROLES = ("teacher", "student")
+DRAW_BAND = 0.05                        # a solve rate that is no further from the one compared with is a draw
 
 
 # --- members ------------------------------------------------------------------------------------------------
@@ -144,8 +145,8 @@ def learning_rates(cfg: Config, members: list[Member], step: int) -> list[float]
 def spread(n: int, factor: float, rng: Random) -> list[float]:
     """n scales between 1 / sqrt(factor) and sqrt(factor), in random order. The range is cut into n parts of
     equal ratio, and one scale is drawn log-uniformly from each part."""
-    places = [(i + rng.random()) / n for i in range(n)]                 # from 0 to 1
-    return [factor ** (place - 0.5) for place in rng.sample(places, n)]
+    shares = [(i + rng.random()) / n for i in range(n)]                 # of the range, from 0 to 1
+    return [factor ** (share - 0.5) for share in rng.sample(shares, n)]
 
 
 # --- matching -----------------------------------------------------------------------------------------------
@@ -238,17 +239,17 @@ def draw_weights(p_wins: list[float], mode: str, floor: float) -> list[float]:
 def winner_of(
     solve_rate: float | None,           # None = the teacher had no valid task: the student wins
     expected: float,                    # the solve rate that the ratings predict
-    band: float = 0.05,
     rule: str = "expected",             # --outcome
 ) -> str:
     """Who won a match, "student", "teacher" or "draw", by the student's solve rate on the teacher's tasks.
 
-    "expected" compares it with the predicted solve rate, and calls it a draw within +-band. "half" compares
-    it with 1/2, within the same band; "raw" compares it with 1/2 without a band.
+    "expected" compares it with the predicted solve rate, and calls it a draw within DRAW_BAND of that. "half"
+    compares it with 1/2 in the same way; "raw" compares it with 1/2, and calls only 1/2 itself a draw.
     """
     if solve_rate is None:
         return "student"
     surprise = solve_rate - 0.5
+    band = DRAW_BAND
     if rule == "expected":
         surprise = solve_rate - expected
     elif rule == "raw":
@@ -394,7 +395,8 @@ def draw_birth(
 # --- birth --------------------------------------------------------------------------------------------------
 
 def shared_generators() -> tuple:
-    """The states of the random generators that everything in this process draws from by default."""
+    """The states of the generators that Python, numpy and torch draw from where none is given to them. An
+    operator that draws without its `gen` changes one of these."""
     _, numbers, position, *_ = np.random.get_state()
     return random.getstate(), numbers.tobytes(), position, torch.get_rng_state().numpy().tobytes()
 

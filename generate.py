@@ -279,10 +279,6 @@ class DecodeBatch:
         route = self.route(self.member, one_token=True)
         return lambda: self.step(route)
 
-    def n_idle(self) -> int:
-        """How many places no row decodes in. Waits for a GPU."""
-        return int((self.t == self.L).sum())
-
 
 # Is shown the rows so far, and the numbers of those that have ended since it was called last
 Watch = Callable[[Rollout, list[int]], None]
@@ -308,18 +304,20 @@ def decode(
     share = 1 / 2 if batch.paged else 1 / 4
     with tqdm(total=N, desc=sampling.desc, leave=False, disable=not sampling.desc) as bar:
         while True:
+            # who has ended
             B = len(batch.t)
-            n_idle = batch.n_idle()
+            n_idle = int((batch.t == batch.L).sum())            # places without a row: waits for a GPU
             n_admitted = (len(member) - len(waiting)) * n
             n_ended = n_admitted - (B - n_idle)
             bar.update(n_ended - bar.n)
             if watch:
                 still = going
-                if n_ended > N - len(going):    # else nothing has ended: finding out which costs a wait
+                if n_ended > N - len(going):    # which have ended costs another wait: only where some have
                     still = batch.unfinished(waiting)
                 watch(batch.rows, sorted(going - still))
                 going = still
 
+            # who comes in, and whether ended rows go
             if waiting and n_idle >= max(n, B / 4):             # one call for several prompts
                 admit_next(batch, waiting, n_idle // n, member)
                 continue                        # their first tokens may have ended rows
@@ -329,6 +327,8 @@ def decode(
             if not waiting and n_idle >= B * share:
                 busy = batch.t < batch.L
                 batch.keep(busy.nonzero().squeeze(1))
+
+            # a token more for all who are here
             if batch.stepper is None:
                 batch.stepper = batch.make_stepper()
             for _ in range(PATIENCE.get(batch.t.device.type, 1)):

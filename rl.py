@@ -34,6 +34,9 @@ from pack import Packed, micro_batches, pack
 
 CHUNK = 1 << 25                            # logits that exist at once: a whole batch's would fill a GPU
 DEFAULT = resolve_config(Config(), "micro")  # REINFORCE++, one epoch
+BETAS = (0.9, 0.95)                        # of Adam
+EPS = 1e-8                                 # of Adam
+MAX_NORM = 1.0                             # to which a member's gradient is clipped
 # What is summed over the trained tokens of a pass, in this order, to be reported as means
 SUMS = ("trained_tokens", "kl", "entropy", "capped_frac", "clip_frac", "approx_kl")
 
@@ -493,20 +496,12 @@ def per_member(x: Tensor) -> Tensor:
 
 
 class Adam:
-    """Adam over stacked factors; moments, steps, gradient norm, clipped to `clip`, and rate per member. The
+    """Adam over stacked factors; moments, steps, gradient norm, clipped to MAX_NORM, and rate per member. The
     moments m and v (P, ...) lie where the masters are: a step takes those of the members that it moves."""
 
-    def __init__(
-        self,
-        adapters: Adapters,
-        lr: list[float],                   # of each member
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        clip: float = 1.0,
-    ):
+    def __init__(self, adapters: Adapters, lr: list[float]):    # lr: of each member
         self.adapters = adapters
         self.lr = torch.tensor(lr, device=adapters.device)
-        self.betas, self.eps, self.clip = betas, eps, clip
         self.m, self.v = [], []            # of each factor, A and B of a layer side by side
         for pair in adapters.masters.values():
             for master in pair:
@@ -542,9 +537,9 @@ class Adam:
 
     def move(self, a: Tensor, norm: Tensor) -> None:
         """Adam's step of the a members whose numbers (a,) and gradient norms (a,) are given."""
-        b1, b2 = self.betas
+        b1, b2 = BETAS
         t = self.steps[a].double()
-        clipping = self.clip / (norm + 1e-6)
+        clipping = MAX_NORM / (norm + 1e-6)
         scale = per_member(clipping.clamp_max(1.0))
         lr_hat = per_member(self.lr[a] / (1 - b1 ** t))                    # with Adam's bias corrections
         root_hat = per_member((1 - b2 ** t).rsqrt())
@@ -554,7 +549,7 @@ class Adam:
             g = factor.grad[rows] * scale
             mean = m[home].to(g).lerp(g, 1 - b1)
             square = v[home].to(g).lerp(g * g, 1 - b2)
-            factor[rows] -= lr_hat * mean / (square.sqrt() * root_hat + self.eps)
+            factor[rows] -= lr_hat * mean / (square.sqrt() * root_hat + EPS)
             m[home] = mean.to(m)
             v[home] = square.to(v)
 

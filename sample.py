@@ -110,6 +110,8 @@ def show_tasks(setup: Setup, args: argparse.Namespace, members: list[Member]) ->
     """Print the teachers' proposals, then the attempts of the students and of the base."""
     archive = seeded_archive(setup)
     for teacher in members_of(members, "teacher"):
+        # A phase wants pairs, to see which types both play, and a step, to key its draws by: here a teacher
+        # meets itself, and the seed is the step.
         _, proposed = selfplay.propose(setup, archive, [(teacher, teacher)], args.seed)
         selfplay.verify_proposals(setup, archive, proposed, args.seed)
         show_rows(proposed, args.seed)

@@ -36,7 +36,7 @@ class StepRecord:
 
 
 def share(n: int, of: int) -> float | None:
-    """n of so many; None of nothing."""
+    """n / of; None where `of` is 0."""
     return n / of if of else None
 
 
@@ -110,7 +110,7 @@ def update_measures(cfg: Config, done: StepRecord) -> dict:
 
 
 def n_with(proposed: list[ProposalRecord], reason: str, verdict: str) -> int:
-    """How many proposals were refused for a reason, and attempts at the others had a verdict."""
+    """The number of proposals that were refused for this reason, plus that of attempts with this verdict."""
     n = 0
     for p in proposed:
         n += (p.reason == reason) + p.verdicts.count(verdict)
