@@ -290,9 +290,10 @@ class Objective:
 
     def __post_init__(self):
         n_rows = len(self.batch.reward)
+        shape = tuple(getattr(self.adv, "shape", ()))
         # a number or a column would be broadcast, and every row would learn something else
-        assert self.adv.shape == (n_rows,), (f"rl.advantages gave a tensor of shape {tuple(self.adv.shape)} "
-                                             f"for {n_rows} rows: give one number for each, ({n_rows},)")
+        assert shape == (n_rows,), (f"rl.advantages gave a {type(self.adv).__name__} of shape {shape} for "
+                                    f"{n_rows} rows: give a Tensor, one number for each row, ({n_rows},)")
 
     @property
     def contributing(self) -> Tensor:

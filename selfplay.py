@@ -41,6 +41,7 @@ MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE_RATE, INIT = range(8)
 TITLES = {PROPOSE: "propose", SOLVE: "solve"}                   # of phases with a progress bar
 N_TRIAL = 24                    # tasks that the children of a --litter and their victim attempt
 N_PROBED = 32                   # members of a role that a probe asks, at most: all that the device must hold
+PAID = {"correct", "wrong", "malformed"}        # verdicts in STUDENT_REWARDS; a violation is paid as wrong
 MATCHING_FLOOR = 0.1            # share of the uniform distribution in matching: exploration
 
 
@@ -514,10 +515,13 @@ def student_rows(s: Setup, solved: Solved, attempts: Attempts | None) -> RoleRow
     if not attempts:
         return None
     pay = STUDENT_REWARDS[s.cfg.student_reward]
+    # a misspelt verdict would be paid as wrong
+    assert pay.keys() == PAID, (f"STUDENT_REWARDS[{s.cfg.student_reward!r}] of rewards.py pays "
+                                f"{', '.join(pay)}: it has to pay {', '.join(sorted(PAID))}")
     rows = RoleRows("student", attempts.rollout, [], [], [])
     for number, ((p, _), verdicts) in enumerate(zip(solved, attempts.verdicts, strict=True)):
         for verdict in verdicts:
-            reward = pay.get(verdict, pay["wrong"])             # a violation is paid as wrong
+            reward = pay.get(verdict, pay["wrong"])
             rows.reward.append(None if verdict == UNJUDGED else reward)
             rows.group.append(number)
             rows.kind.append(p.kind)

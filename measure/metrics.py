@@ -118,7 +118,8 @@ def n_with(proposed: list[ProposalRecord], reason: str, verdict: str) -> int:
 
 
 def measures(cfg: Config, prompt_format: str, adapters: Adapters, state: State, done: StepRecord) -> dict:
-    """The step's line of metrics.jsonl, except probes and seconds: overall, per task type and per member."""
+    """The step's line of metrics.jsonl, less the probes and what train.conclude adds: overall, per task type
+    and per member."""
     archive = state.archive
     by_kind = {kind: [] for kind in cfg.task_types}
     for p in done.proposed:
@@ -150,7 +151,6 @@ def measures(cfg: Config, prompt_format: str, adapters: Adapters, state: State, 
         **update_measures(cfg, done),
         violations=n_with(done.proposed, VIOLATION, VIOLATION),
         sandbox_failures=n_with(done.proposed, "sandbox_failure", UNJUDGED),
-        tokens_generated=state.totals["generated"],
         tokens_trained=state.totals["trained"])
 
 

@@ -22,6 +22,7 @@ import lora
 import operators
 import rewards
 import rl
+import selfplay
 import weights
 from infra.errors import Refused, UserError
 from tasks.base import REASONS, Reject
@@ -88,12 +89,24 @@ def test_a_matching_rule_gives_weights(monkeypatch, weight, said):
         evolve.draw_weights([0.5, 0.25], "slip", 0.1)
 
 
+@pytest.mark.parametrize("pay", [dict(corect=1.0, wrong=0.0, malformed=0.0), dict(correct=1.0, malformed=0.0)])
+def test_a_students_reward_pays_every_verdict(monkeypatch, pay):
+    """A misspelt one was paid as wrong."""
+    monkeypatch.setitem(rewards.STUDENT_REWARDS, "mine", pay)
+    setup = SimpleNamespace(cfg=config.Config(student_reward="mine"))
+    with pytest.raises(AssertionError, match=r"STUDENT_REWARDS\['mine'\] of rewards.py pays .*: it has to pay correct, malformed, wrong"):
+        selfplay.student_rows(setup, [], SimpleNamespace(rollout=None, verdicts=[]))
+
+
 @pytest.mark.parametrize("wrong", [lambda adv: adv[:, None], lambda adv: adv.mean(), lambda adv: adv[1:]])
 def test_an_advantage_is_one_number_for_each_row(wrong):
     batch = make_batch(3, member=(0,))
     rl.Objective(None, None, batch, rl.advantages(batch))
-    with pytest.raises(AssertionError, match=r"rl.advantages gave a tensor of shape .* for 3 rows"):
+    with pytest.raises(AssertionError, match=r"rl.advantages gave a Tensor of shape .* for 3 rows"):
         rl.Objective(None, None, batch, wrong(rl.advantages(batch)))
+    for slip in (None, [0.0, 1.0, 2.0], 0.5):
+        with pytest.raises(AssertionError, match=rf"rl.advantages gave a {type(slip).__name__} of shape \(\) for 3 rows: give a Tensor"):
+            rl.Objective(None, None, batch, slip)
 
 
 @pytest.mark.parametrize("name, compute", [
