@@ -44,8 +44,8 @@ def name_of(path: str) -> str:
 class Adapters:
     """P members' float32 master factors, stacked per layer; `A[path]` (P, R, in), `B[path]` (P, out, R).
 
-    Of a large population few play in a step. Where it is `paged`, all masters lie in the host's memory, and A
-    and B hold copies on the device of the k members that page_in named last, (k, R, in) and (k, out, R).
+    Of a large population few play in a step. Where it is `offloaded`, all masters lie in the host's memory,
+    and A and B hold copies of the k members that to_device named last, (k, R, in) and (k, out, R).
     `here` (k,) says who they are, in ascending order; write_back brings home what a step has changed.
     """
 
@@ -56,25 +56,25 @@ class Adapters:
         rank: int,
         alpha: float,
         device: torch.device | str = "cpu",
-        paged: bool = False,
+        offloaded: bool = False,
     ):
         self.n_members = n_members
         self.rank = rank
         self.alpha = alpha
         self.scale = alpha / rank
         self.device = torch.device(device)
-        self.paged = paged
-        home = torch.device("cpu") if paged else self.device
-        zeros = partial(torch.zeros, device=home, requires_grad=not paged)
+        self.offloaded = offloaded
+        home = torch.device("cpu") if offloaded else self.device
+        zeros = partial(torch.zeros, device=home, requires_grad=not offloaded)
         self.masters, self.A, self.B = {}, {}, {}
         for path, (n_in, n_out) in shapes.items():
             A = zeros(n_members, rank, n_in)
             B = zeros(n_members, n_out, rank)
             self.masters[path] = A, B
-            self.A[path] = A                            # the same tensors, unless they are paged
+            self.A[path] = A                            # the same tensors, unless they are offloaded
             self.B[path] = B
         self.here = torch.arange(n_members)
-        self.page_in([])
+        self.to_device([])
 
     @classmethod
     def on(
@@ -85,14 +85,14 @@ class Adapters:
         alpha: float,
         targets: Iterable[str] = TARGETS,
         device: torch.device | str = "cpu",
-        paged: bool = False,
+        offloaded: bool = False,
     ) -> "Adapters":
         """Adapters for a model's linear layers whose last name, or whole path, is in targets."""
         shapes = {}
         for path, layer in model.linears().items():
             if path in targets or name_of(path) in targets:
                 shapes[path] = (layer.in_features, layer.out_features)
-        return cls(shapes, n_members, rank, alpha, device, paged)
+        return cls(shapes, n_members, rank, alpha, device, offloaded)
 
     def parameters(self) -> list[Tensor]:
         """All stacked factors on the device, in one fixed order: A then B of each layer."""
@@ -101,9 +101,9 @@ class Adapters:
             factors += [self.A[path], self.B[path]]
         return factors
 
-    def page_in(self, members: Iterable[int]) -> None:
+    def to_device(self, members: Iterable[int]) -> None:
         """Put copies of these members' masters on the device, in place of those there, where all are not."""
-        if not self.paged:
+        if not self.offloaded:
             return
         self.here = torch.tensor(sorted(set(members)), dtype=torch.int64)
         for path, (A, B) in self.masters.items():
@@ -112,16 +112,16 @@ class Adapters:
 
     def rows(self, members: Tensor) -> Tensor:
         """Where these members (n,), all of them on the device, stand in A and B."""
-        if not self.paged:
+        if not self.offloaded:
             return members
         here = self.here.to(members.device)
-        assert torch.isin(members, here).all(), "page_in those who play in a step before they do"
+        assert torch.isin(members, here).all(), "Adapters.to_device must name who plays in a step"
         return torch.searchsorted(here, members)
 
     @torch.no_grad()
     def write_back(self, members: Tensor) -> None:
         """What a step made of these members' (n,) factors on the device is what they are from now on."""
-        if self.paged:
+        if self.offloaded:
             home = members.cpu()                        # rows of the masters
             rows = self.rows(members)                   # rows on the device
             for path, (A, B) in self.masters.items():

@@ -448,7 +448,7 @@ def solve(
 
 def solve_greedily(s: Setup, tasks: list[Task], slot: int, step: int) -> tuple[float, int]:
     """Share of these tasks that the member in a slot solves greedily, and the tokens of its answers."""
-    s.adapters.page_in([slot])          # a newborn need not be on the device yet
+    s.adapters.to_device([slot])          # a newborn need not be on the device yet
     done = attempt(s, tasks, [slot] * len(tasks), step, EVOLVE, 1, 0.0)
     verdicts = list(itertools.chain.from_iterable(done.verdicts))
     n_tokens = int(done.rollout.n_tokens.sum())

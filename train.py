@@ -76,7 +76,7 @@ def train(setup: Setup, state: State, run: RunDir, signals: Signals, enough: Eno
         # 1. match: every teacher, or --matches of them, draws a student
         pairs = selfplay.match(setup, state.members, step)
         # of a large population only those who play have their adapters in the device's memory
-        adapters.page_in(member.slot for pair in pairs for member in pair)
+        adapters.to_device(member.slot for pair in pairs for member in pair)
         clock.lap("match")
 
         # 2. propose: teachers write tasks, the verifier says which are valid

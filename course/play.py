@@ -34,7 +34,7 @@ class Round:
 
 def tasks_of(s: Setup, state: State, teacher: Member, step: int) -> list[ProposalRecord]:
     """The valid tasks that a teacher writes now."""
-    s.adapters.page_in([teacher.slot])
+    s.adapters.to_device([teacher.slot])
     _, proposed = selfplay.propose(s, state.archive, [(teacher, teacher)], step)
     selfplay.verify_proposals(s, state.archive, proposed, step)
     valid = []
@@ -108,7 +108,7 @@ def rate(system: TrueSkill | Elo, you: Member, student: Member, surprise: float)
 
 def students_attempt(s: Setup, students: list[Member], record: ProposalRecord, step: int) -> None:
     """The students attempt the task; it is printed with its right value and all attempts."""
-    s.adapters.page_in([student.slot for student in students])
+    s.adapters.to_device([student.slot for student in students])
     pairs = [(record.teacher, student) for student in students]
     selfplay.solve(s, pairs, [record], step)
     [row] = task_rows([record], step)

@@ -139,7 +139,7 @@ def probe(s: Setup, members: list[Member], heldout: list[Task], unseen: list[Tas
         return {}
     asked = sample_members(s.cfg, members, step, selfplay.N_PROBED)
     players = s.adapters.here                   # they come back to the device when the probe is over
-    s.adapters.page_in(m.slot for m in asked)
+    s.adapters.to_device(m.slot for m in asked)
     students, by_slot = {}, {}
     for m in asked:
         by_slot[m.slot] = m.name                # an adapter in several roles is asked once
@@ -154,7 +154,7 @@ def probe(s: Setup, members: list[Member], heldout: list[Task], unseen: list[Tas
         parts.append(probe_unseen(s, everybody, unseen, step))
     if valid:
         parts.append(probe_current(s, valid, step))
-    s.adapters.page_in(players.tolist())
+    s.adapters.to_device(players.tolist())
     row = dict(probe_tokens=0, probe_failures=0)
     for measured, done in parts:
         row |= measured

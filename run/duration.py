@@ -165,7 +165,7 @@ def trial(s: Setup, state: State) -> Pace:
     """The first step of a run as far as its time allows. It changes nothing but gradients."""
     cfg = s.cfg
     pairs = selfplay.match(s, state.members, 0)
-    s.adapters.page_in(m.slot for pair in pairs for m in pair)
+    s.adapters.to_device(m.slot for pair in pairs for m in pair)
 
     proposing = tried(s, lambda s: selfplay.propose(s, state.archive, pairs, 0))
     proposed = proposing.result[1] if proposing.result else []

@@ -200,9 +200,9 @@ def populate(cfg: Config, base: Base, ranks: Ranks,
         compared = cfg.litter > 1 and cfg.tasks != FRESH
         demand(not compared or len(set(given)) > 1, f"--litter {cfg.litter} compares children on the run's "
                f"tasks, and --tasks {cfg.tasks} holds only one: give more tasks, or leave --litter out")
-    pages = cfg.matches > 0                             # members wait outside of the device's memory
+    # with --matches members wait outside of the device's memory
     adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, cfg.lora_targets,
-                           ranks.device, pages)
+                           ranks.device, offloaded=cfg.matches > 0)
     adam = Adam(adapters, learning_rates(cfg, founders(cfg), 0))
     free = free_memory(ranks.device)
     cfg = fitted(cfg, base.model.cfg, base.model.embedding.dtype, n_on_device(cfg), free)

@@ -141,7 +141,7 @@ def test_paging_changes_no_bit(flags, tmp_path, monkeypatch):
         assert len(measured) == 2 and all({"role", "mu", "sigma"} <= set(m) for m in row["members"].values())
         assert len(row["members"]) == 6 and len(row["heldout_greedy"]) == 1
     on = Adapters.on.__func__
-    monkeypatch.setattr(Adapters, "on", classmethod(lambda cls, *args, paged=False: on(cls, *args)))
+    monkeypatch.setattr(Adapters, "on", classmethod(lambda cls, *args, offloaded: on(cls, *args)))
     assert_equal(few, play(**flags(tmp_path, matches=1)))
 
 
