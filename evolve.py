@@ -4,6 +4,9 @@ In the words of evolutionary computation: fitness = conservative rating mu - 3 s
 replacement = steady state, worst out; operators = mutations and crossovers in weight space (operators.py);
 evaluation = competitive two-population co-evolution.
 
+A member is replaced in four steps: plan_births decides who, by which parents and operator (a Birth);
+apply_operator makes its factors in the victim's slot; newborn makes its Member; genealogy_line tells of it.
+
     python -m evolve out/a/step_40/S0 out/b/step_40/S1 --operator add --out child     # two adapters by hand
 """
 import itertools

@@ -27,7 +27,7 @@ class Answers:
     thinks: dict[str, list[bool]] = field(default_factory=dict)             # whether it shows reasoning
 
 
-def answers(s: Setup, slots: dict[str, int], tasks: list[Task], step: int) -> Answers:
+def ask_greedily(s: Setup, slots: dict[str, int], tasks: list[Task], step: int) -> Answers:
     """One greedy attempt at each task by each member (name -> slot, -1 = frozen base), in one batch."""
     # fresh members are the base, bit for bit: it alone is asked
     all_equal = not any(B.any() for _, B in s.adapters.masters.values())
@@ -91,7 +91,7 @@ def standard_error(correct: dict[str, list]) -> float | None:
 def probe_heldout(s: Setup, students: dict[str, int], tasks: list[Task],
                   step: int) -> tuple[dict, Attempts]:
     """Every student and the frozen base on the held-out tasks; keys of a row, the answers."""
-    found = answers(s, students | {FROZEN_BASE: -1}, tasks, step)
+    found = ask_greedily(s, students | {FROZEN_BASE: -1}, tasks, step)
     types = by_type(tasks, found.correct)
     of_base = mean(found.correct.pop(FROZEN_BASE))
     greedy = {}
@@ -111,7 +111,7 @@ def probe_heldout(s: Setup, students: dict[str, int], tasks: list[Task],
 def probe_unseen(s: Setup, members: dict[str, int], tasks: list[Task],
                  step: int) -> tuple[dict, Attempts]:
     """Members and frozen base on the task types that the run does not play; keys of a row, the answers."""
-    found = answers(s, members | {FROZEN_BASE: -1}, tasks, step)
+    found = ask_greedily(s, members | {FROZEN_BASE: -1}, tasks, step)
     n_by_type = Counter(task.kind for task in tasks)
     row = dict(
         unseen=by_type(tasks, found.correct),
