@@ -350,8 +350,7 @@ def config_of_run(saved: dict, path: Path | str) -> Config:
            "its env.json names")
     with explained(f"config.json of {path} is damaged", UserError):
         cfg = config_of(saved)
-        for f in fields(Config):
-            check_value(f, getattr(cfg, f.name))
+        check_values(cfg)
     return cfg
 
 
@@ -359,6 +358,7 @@ def config_of_run(saved: dict, path: Path | str) -> Config:
 
 def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Config:
     """Fill in what prompt format, --algo, device and other flags imply. Raises UserError with the fix."""
+    demand(cfg.algo in ALGORITHMS, f"--algo {cfg.algo!r}: give one of {', '.join(ALGORITHMS)}")
     # in float32 on a CPU rollout and training agree to 1e-6
     exact = device == "cpu" and cfg.dtype in ("auto", "float32")
     implied = dict(importance_cap=0.0 if exact else 2.0)
@@ -372,6 +372,7 @@ def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Conf
         if getattr(cfg, name) is None:
             changes[name] = value
     cfg = replace(cfg, **changes)
+    check_values(cfg)
 
     demand(cfg.teachers or cfg.pop % 2 == 0,
            f"--pop {cfg.pop} cannot be halved into teachers and students: give an even number, or --teachers")
@@ -384,8 +385,17 @@ def resolve_config(cfg: Config, prompt_format: str, device: str = "cpu") -> Conf
     if cfg.tasks:
         changes["dedupe"] = "off"                   # given tasks come again
     cfg = replace(cfg, **changes)
-    check(cfg)
+    check_run(cfg)
+    check_population(cfg)
+    check_litter(cfg)
+    check_tasks(cfg)
     return cfg
+
+
+def check_values(cfg: Config) -> None:
+    """Raises UserError where a flag by itself cannot have its value."""
+    for f in fields(cfg):
+        check_value(f, getattr(cfg, f.name))
 
 
 def check_value(f: Field, value: object) -> None:
@@ -422,16 +432,7 @@ def check_tuple(f: Field, value: object) -> None:
     demand(len(value) == n and all(in_range), no_numbers(f, text_of(value)))
 
 
-def check(cfg: Config) -> None:
-    """Values in their ranges, and flags that agree. Raises UserError with the fix."""
-    for f in fields(cfg):
-        check_value(f, getattr(cfg, f.name))
-    # from here on each value by itself is legal
-    check_run(cfg)
-    check_population(cfg)
-    check_litter(cfg)
-    check_tasks(cfg)
-
+# Flags that have to agree. Each value by itself is legal here; all of these raise UserError with the fix.
 
 def check_run(cfg: Config) -> None:
     """The date, the layers with adapters, and the fall of the learning rates."""

@@ -124,6 +124,7 @@ NICHES = dict(niches=True, task_types="code_o,code_i")
     (dict(litter=2, single=True), "--litter 2: this run replaces no student"), (dict(litter=2, pop=2), "at least two students"),
     (dict(litter=4, evolve="copy"), "--litter 4: of 3 student.* copy makes 3 different.*: give at most 3"),
     (dict(litter=2, evolve="mean", pop=6), "mean makes 1 different"), (dict(litter=0), "--litter 0"),
+    (dict(pop="8"), "--pop '8': give a value of type int"), (dict(algo="mine"), "--algo 'mine': give one of reinforce"),
     (dict(single=True, pop=4), "--single is one adapter in both roles"), (dict(clip="0.2"), "--clip 0.2: give LOW,HIGH"),
     (dict(pop=4, teachers=4), "--teachers 4: of --pop 4 one must be a student"),
     (dict(task_types="code_o,code_x"), "--task-types: code_x unknown; valid: code_o"),
