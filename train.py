@@ -152,7 +152,7 @@ def conclude(
     [row] = logs["metrics"]
     row["alarms"], begun, notes = ranks.broadcast(lambda: observers.monitors.look(row))
     row["births"] = [birth["child"] for birth in logs["genealogy"] if birth["child"]]
-    row["tokens_generated"] = state.totals["generated"]         # with those of litters
+    row["tokens_generated"] = state.totals["generated"]         # once more: litters have added to it
     row["seconds"] = clock.seconds
     tell(run, logs, notes + observers.forecast.look(state, row), cfg.show)
     if state.step % cfg.save_every == 0:

@@ -151,6 +151,7 @@ def measures(cfg: Config, prompt_format: str, adapters: Adapters, state: State, 
         **update_measures(cfg, done),
         violations=n_with(done.proposed, VIOLATION, VIOLATION),
         sandbox_failures=n_with(done.proposed, "sandbox_failure", UNJUDGED),
+        tokens_generated=state.totals["generated"],
         tokens_trained=state.totals["trained"])
 
 
