@@ -227,6 +227,7 @@ def take_turns(
 def draw_weights(p_wins: list[float], mode: str, floor: float) -> list[float]:
     """The weight of each student from its probability to win: WEIGHTS, mixed with `floor` of the uniform
     distribution."""
+    assert mode in WEIGHTS, f"--matching {mode} has no rule in evolve.WEIGHTS: add one there"
     rule = WEIGHTS[mode]
     weights = []
     for p in p_wins:
@@ -282,7 +283,10 @@ def choose_operator(mode: str, n_parents: int, rng: Random) -> tuple[str, str]:
     pools = dict(mixed=MUTATIONS | CROSSOVERS, mutation=MUTATIONS, crossover=CROSSOVERS)
     pool = pools.get(mode, [mode])      # else the mode is an operator's name
     wanted = rng.choice(list(pool))     # from a list of one, too: every mode draws as often
-    if OPERATORS[wanted].n_parents <= n_parents:
+    operator = OPERATORS[wanted]
+    is_operator = hasattr(operator, "n_parents")
+    assert is_operator, f"OPERATORS[{wanted!r}] is {place(operator)}: give an Operator, with n_parents"
+    if operator.n_parents <= n_parents:
         return wanted, ""
     instead = "copy"
     if wanted not in BY_NAME:

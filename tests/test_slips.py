@@ -125,6 +125,15 @@ def test_a_value_without_its_case_is_named(name, compute):
         evolve.winner_of(0.4, 0.5, rule="mine")
 
 
+def test_a_name_without_what_it_names_is_told(monkeypatch):
+    """MATCHING of config.py allows a rule that nobody wrote; a function stands in OPERATORS without its number of parents."""
+    with pytest.raises(AssertionError, match="--matching mine has no rule in evolve.WEIGHTS: add one"):
+        evolve.draw_weights([0.5], "mine", 0.1)
+    monkeypatch.setitem(operators.OPERATORS, "mine", forgets)
+    with pytest.raises(AssertionError, match=r"OPERATORS\['mine'\] is forgets \(.*test_slips.py, line \d+\): give an Operator"):
+        evolve.choose_operator("mine", 2, random.Random(0))
+
+
 def test_a_role_is_in_the_list_of_roles():
     with pytest.raises(AssertionError, match="'critic' is not in evolve.ROLES"):
         evolve.members_of([], "critic")
