@@ -187,7 +187,8 @@ def parts(sizes: Sizes) -> dict[str, Callable[[Card], None]]:
         "checks": check,
         f"decoding {few} rows": partial(decoding, rows=few),
         f"decoding {many} rows": partial(decoding, rows=many),
-        "update": update}
+        "update": update,
+    }
 
 
 def machine(device: torch.device) -> dict:
@@ -303,5 +304,6 @@ FLAGS = {
     "--minutes": dict(type=float, default=15, help="all parts together"),
     "--shape": dict(choices=SHAPES, help="default: the largest that fits; micro on a CPU"),
     "--out": dict(default="card.json", help="all that was found; the page lies beside it"),
-    "--device": dict(default="auto", help="auto, cpu or cuda")}
+    "--device": dict(default="auto", help="auto, cpu or cuda"),
+}
 COMMANDS = {"card": Command(card, FLAGS)}

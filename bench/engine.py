@@ -31,7 +31,8 @@ FLAGS = {
     "--prompt": dict(type=int, default=32, help="tokens of a prompt, at least 1"),
     "--new": dict(type=int, default=32, help="tokens of an answer, at least 2"),
     "--repeats": dict(type=int, default=5),
-    "--device": dict(default="auto")}
+    "--device": dict(default="auto"),
+}
 
 
 def open_base(args: argparse.Namespace) -> tuple[Base, Adapters]:
@@ -152,4 +153,5 @@ def step(args: argparse.Namespace) -> dict:
 COMMANDS = {
     "decode": Command(decode, FLAGS),
     "update": Command(update, FLAGS),
-    "step": Command(step, FLAGS)}
+    "step": Command(step, FLAGS),
+}

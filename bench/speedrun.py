@@ -91,5 +91,6 @@ def speedrun(args: argparse.Namespace) -> dict:
 FLAGS = {
     "--seeds": dict(type=int, default=8, help="runs, of seeds 0, 1, ..."),
     "--out": dict(type=Path, default=Path("out/speedrun"), help="where the runs go"),
-    "train": dict(nargs=argparse.REMAINDER, help="-- and the flags of train.py that are tried")}
+    "train": dict(nargs=argparse.REMAINDER, help="-- and the flags of train.py that are tried"),
+}
 COMMANDS = {"speedrun": Command(speedrun, FLAGS)}

@@ -69,5 +69,6 @@ def verify(args: argparse.Namespace) -> dict:
 
 FLAGS = {
     "--n": dict(type=int, default=400, help="programs per repeat"),
-    "--repeats": dict(type=int, default=5)}
+    "--repeats": dict(type=int, default=5),
+}
 COMMANDS = {"verifier": Command(verify, FLAGS)}

@@ -43,7 +43,8 @@ SHAPES = {
         num_attention_heads=14,
         num_key_value_heads=2,
         tie_word_embeddings=True),
-    "micro": ModelConfig(vocab_size=VOCAB, **SHAPE)}
+    "micro": ModelConfig(vocab_size=VOCAB, **SHAPE),
+}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ MIXTURE = {
     "propose logic": .015,
     "logic": .03,
     "inp direct": 0,
-    "math direct": 0}
+    "math direct": 0,
+}
 TRACED = ("out", "inp", "math")             # kinds whose answer has a trace, or is given directly
 MATH_IN_PHASE_2 = .06                       # at the small share of phase 1 the habit would not turn
 # Weights of 0, 1, 2, ... statements, as programs.N_STATEMENTS, or of a puzzle's variables

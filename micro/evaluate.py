@@ -38,13 +38,15 @@ ROWS = {
     "inp": "code_i",
     "fun": "code_f",
     "math": "math",
-    "logic": "logic"}
+    "logic": "logic",
+}
 SIZES = {
     "out": range(1, 7),
     "inp": range(1, 7),
     "fun": range(1, 5),
     "math": range(1, 7),
-    "logic": range(2, 5)}
+    "logic": range(2, 5),
+}
 SEEN = {"logic": 2}                 # largest size of which training saw the programs; of the others 1
 OPENS_TRACE = {"out": ">", "inp": "<", "math": ">"}            # the first character of an answer that thinks
 LIMITS = Limits.for_format("micro")

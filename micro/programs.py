@@ -43,7 +43,8 @@ MID = {
 MID_WITH_Y = {                                  # joins MID once y is assigned, so that y matters
     "list": "x=[(v+y)%10 for v in x]; x=[(v+y)%10 for v in x]; x=x+[y]; x=[v for v in x if v>y]",
     "int": "x=x+y; x=[x,y]; if x>y:x=x-y",
-    "str": "x=x[y:]; x=[y,len(x)]"}
+    "str": "x=x[y:]; x=[y,len(x)]",
+}
 HARD = {
     "list": "x=sum(x); x=sum(x)%{3-9}; for i in range({2-4}):x=x[1:]+x[:1]; "
             "x=sum([v*{2-3} for v in x])%10; x=x[::-1] if x[0]>{2-7} else sorted(x); "
