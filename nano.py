@@ -84,7 +84,7 @@ class Member:
 
 class LoRALinear(torch.nn.Linear):
     """A frozen linear layer plus the low-rank update of the member that is plugged in."""
-    member = None                                   # of all layers, one at a time
+    member = None                                   # whose factors all layers use now
 
     def forward(self, x: Tensor) -> Tensor:         # (N, T, in) -> (N, T, out)
         A, B = LoRALinear.member.factors[self.name]
@@ -181,7 +181,8 @@ def sample(model: PreTrainedModel, member: Member, prompts: list[Prompt], n: int
 # ---- tasks: teachers propose them, the sandbox verifies, students solve --------------------------
 def task_of(proposal: Proposal | Reject, sandbox: Sandbox, seen: set[str]) -> Task | None:
     """The task in a proposal, or None: it must parse, run, be deterministic, and new. `seen` holds
-    the run's tasks so far: without it teachers end up repeating one short program that is hard."""
+    the structure of every task so far: else teachers end up repeating one short program that is
+    hard."""
     if isinstance(proposal, Reject) or DEDUCTION.check(proposal, LIMITS):
         return None
     key = DEDUCTION.key(proposal, "structural")     # of the program without names and constants
