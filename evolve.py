@@ -188,7 +188,6 @@ def match(
     With "all" these are all pairs, or n of them that are drawn. With "round-robin" the students take turns
     from step to step. Else each teacher, or each of n teachers that are drawn, draws a student by WEIGHTS.
     """
-    assert teachers and students, f"{len(teachers)} teachers cannot meet {len(students)} students"
     if mode == "all":
         pairs = list(itertools.product(teachers, students))
         pairs = [pair for pair in pairs if can_meet(*pair)]

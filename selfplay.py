@@ -262,14 +262,10 @@ def match(s: Setup, members: list[Member], step: int) -> Pairs:
     """The pairs of a step: every teacher, or cfg.matches of them, draws a student by what the ratings predict
     of a match between them."""
     system = RATINGS[s.cfg.rating]()    # TrueSkill or Elo
-
-    def p_beats(teacher: Member, student: Member) -> float:
-        return system.p_win(student.rating, teacher.rating)
-
     return evolve.match(
         members_of(members, "teacher"),
         members_of(members, "student"),
-        p_beats,
+        lambda teacher, student: system.p_win(student.rating, teacher.rating),
         s.cfg.matching,
         MATCHING_FLOOR,
         make_rng(s.cfg.seed, step, MATCH),
@@ -545,13 +541,11 @@ def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
             group.append(first_group + part.group[i])
             role.append(ROLES.index(part.role))
             kind.append(s.cfg.task_types.index(part.kind[i]))
-        rows = torch.tensor(kept, device=part.rollout.ids.device)
-        rollouts.append(part.rollout.select(rows))
+        rollouts.append(part.rollout.select(torch.tensor(kept, device=part.rollout.ids.device)))
 
     if not rollouts:
         raise OSError("no row to learn from: the sandbox failed on every row (mend this machine, then "
                       "--resume the run), or no task of --tasks was valid")
     rollout = Rollout.cat(rollouts)
-    assert len(rollout.member) == len(reward), f"{len(rollout.member)} rows, {len(reward)} rewards"
     columns = [torch.tensor(column, device=rollout.ids.device) for column in (reward, group, role, kind)]
     return Batch(rollout, *columns)
