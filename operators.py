@@ -64,11 +64,15 @@ class Svd:
         """The matrix (K, K) that these components make."""
         return (self.U * self.S) @ self.V.T
 
+    def part(self, which: slice | Tensor) -> "Svd":
+        """Some of the components: a slice of them, or where a mask (R,) is true."""
+        return Svd(self.U[:, which], self.S[which], self.V[:, which])
+
 
 def svd_of(core: Tensor, R: int) -> Svd:
     """The best approximation of a core by R components (Eckart-Young)."""
     U, S, Vt = torch.linalg.svd(core, full_matrices=False)
-    return Svd(U[:, :R], S[:R], Vt[:R].T)
+    return Svd(U, S, Vt.T).part(slice(R))
 
 
 def factored(basis: Basis, child: Svd, R: int, gen: Generator) -> tuple[Tensor, Tensor]:
@@ -77,10 +81,10 @@ def factored(basis: Basis, child: Svd, R: int, gen: Generator) -> tuple[Tensor, 
     The scale of a component is split evenly over its two factors. One without a singular value gets a zero B
     column and a fresh Kaiming-uniform A row, like a new adapter: zero on both sides would never learn again.
     """
-    live = child.live
-    root = child.S[live].sqrt()
-    right = (child.V[:, live] * root).to(basis.right)
-    left = (child.U[:, live] * root).to(basis.left)
+    live = child.part(child.live)
+    root = live.S.sqrt()
+    right = (live.V * root).to(basis.right)
+    left = (live.U * root).to(basis.left)
     A = right.T @ basis.right.T                                 # (live, in)
     B = basis.left @ left                                       # (out, live)
     n_dead = R - len(A)
@@ -253,10 +257,8 @@ def svd_mix(parents: Parents, gen: Generator, k: int | None = None) -> Factors:
     """Crossover: k leading singular components of the fitter (default R // 2), the other's from k+1 on."""
     def fn(cores: list[Tensor], R: int) -> Svd:
         n = max(1, R // 2) if k is None else k
-        fitter = svd_of(cores[0], R)
-        other = svd_of(cores[1], R)
-        leading = Svd(fitter.U[:, :n], fitter.S[:n], fitter.V[:, :n])
-        rest = Svd(other.U[:, n:], other.S[n:], other.V[:, n:])
+        leading = svd_of(cores[0], n)
+        rest = svd_of(cores[1], R).part(slice(n, None))
         # the two parents' components are not orthogonal to each other: decompose their sum anew
         return svd_of(leading.core + rest.core, R)
     return rebuilt(parents, gen, fn)
