@@ -19,7 +19,6 @@ from generate import Rollout
 from pack import micro_batches
 from run.checkpoint import State
 from selfplay import Setup
-from tasks.base import Task
 
 LIMIT = 15.0                # seconds that a trial gives each rollout
 VALID = .6                  # share of proposals that are taken for valid where none has ended in a trial
@@ -192,14 +191,10 @@ def trial(s: Setup, state: State) -> Pace:
     base = 0.0
     for tasks in (state.heldout, state.unseen):
         if cfg.probe_every and tasks:
-            base += tried(s, lambda s: asked_greedily(s, tasks)).seconds
+            of_base = [-1] * len(tasks)
+            base += tried(s, lambda s: selfplay.attempt(s, tasks, of_base, 0, selfplay.PROBE, 1, 0.0)).seconds
     n_base = len(state.heldout) + len(state.unseen)
     return Pace(step, base / max(1, n_base) * answers_of_probe(s, state))
-
-
-def asked_greedily(s: Setup, tasks: list[Task]) -> selfplay.Attempts:
-    """The frozen base's answers to the tasks of a probe."""
-    return selfplay.attempt(s, tasks, [-1] * len(tasks), 0, selfplay.PROBE, 1, 0.0)
 
 
 def seconds_of_update(s: Setup, state: State, proposing: Tried, solving: Tried, n_asked: float) -> float:

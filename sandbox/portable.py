@@ -29,8 +29,7 @@ from sandbox.values import Unsupported, encode
 MAX_STEPS = 50_000              # nodes that are visited, and items that operations read and make
 MAX_SIZE = 10_000               # of one value: items, characters and bits, with all that is nested in it
 
-FUNCTIONS = {"abs": abs, "chr": chr, "int": int, "len": len, "list": list, "max": max, "min": min, "ord": ord,
-             "range": range, "sorted": sorted, "str": str, "sum": sum}
+FUNCTIONS = {f.__name__: f for f in (abs, chr, int, len, list, max, min, ord, range, sorted, str, sum)}
 METHODS = {(list, "count"): list.count, (str, "count"): str.count, (str, "join"): str.join,
            (str, "replace"): str.replace}
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,

@@ -217,11 +217,11 @@ def callable_as_f(source: str) -> str:
     return source.strip("\n")
 
 
-def names_in(tree: ast.AST) -> set[str]:
-    """Every name that a tree reads or assigns."""
+def names_in(tree: ast.AST, context: type = ast.expr_context) -> set[str]:
+    """Every name that a tree reads or assigns; context: ast.Load for what it reads alone."""
     names = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, context):
             names.add(node.id)
     return names
 

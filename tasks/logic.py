@@ -12,7 +12,7 @@ from infra.errors import refuse_unless
 from sandbox.parsing import unparse
 from sandbox.values import decode, encode
 from tasks.base import Proposal, Task, TaskType, text_of, texts_of
-from tasks.complexity import entry, tree_of
+from tasks.complexity import entry, names_in, tree_of
 from tasks.prompts import LOGIC_TOPICS, Answer
 from tasks.validation import Limits
 from verifier import Verdict
@@ -58,12 +58,9 @@ class Logic(TaskType):
     def names_in(self, clause: ast.stmt) -> set[str]:
         """The variables of a constraint. Raises Refused where it is made of anything but the language."""
         refuse_unless(isinstance(clause, ast.Expr), "not_logic")
-        names = set()
         for node in ast.walk(clause.value):
             refuse_unless(isinstance(node, self.allowed), "not_logic")
-            if isinstance(node, ast.Name):
-                names.add(node.id)
-        return names
+        return names_in(clause.value)
 
     def puzzle(self, lines: list[str]) -> Proposal:
         """The proposal of a list of constraints, of which repetitions are left out. Raises Refused with a

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from infra.errors import Refused, refuse_unless
 from sandbox.parsing import arguments
-from tasks.complexity import entry, global_names, tree_of
+from tasks.complexity import entry, global_names, names_in, tree_of
 from tasks.literals import value_text
 from tasks.prompts import FORMATS, show
 
@@ -175,12 +175,9 @@ def ignores_input(function: ast.FunctionDef) -> bool:
 
 def names_read(statement: ast.stmt) -> set[str]:
     """Names whose values a statement reads."""
-    names = set()
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-        names.add(statement.target.id)  # x += 1 reads x, but its tree says Store
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            names.add(node.id)
+    names = names_in(statement, ast.Load)
+    if isinstance(statement, ast.AugAssign):
+        names |= names_in(statement.target)     # x += 1 reads x, but its tree says Store
     return names
 
 
@@ -190,10 +187,8 @@ def check_input(text: str, limits: Limits) -> None:
     refuse_unless(not limits.control.search(text), "control_text")
     try:
         given = arguments(text)
-    except Refused as error:
-        if error.reason == "too_deep":
-            raise Refused("too_deep") from None
-        raise Refused("not_literal") from None      # whatever else is wrong with it
+    except Refused as error:                # whatever else is wrong with it, it is no literal
+        raise Refused("too_deep" if error.reason == "too_deep" else "not_literal") from None
     for value in given:
         check_range(value, limits)
 
