@@ -21,12 +21,13 @@ ARMS = {                                    # first cell of the page's table: na
     "1e-4, 8, 0": "r8-1e-4",
     "3e-5, 32, 1": "r32-3e-5-s1",
     "1e-4, 32, 1": "r32-1e-4-s1",
+    "1e-4, 32, 0, `chat`": "chat-1e-4",
 }
 
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_laps_of_the_pilots(arm):
-    rate, rank, seed = arm.split(", ")
+    rate, rank, seed = arm.split(", ")[:3]
     name = ARMS[arm]
     runs = {run["run"]: run for run in map(json.loads, (DOCS / "results" / "real.jsonl").read_text().splitlines())}
     flags = runs[name]["flags"]
@@ -41,6 +42,16 @@ def test_the_laps_of_the_pilots(arm):
     row, = re.findall(rf"^\| {re.escape(arm)} \| (.*?) \|$", (DOCS / "real.md").read_text(), re.MULTILINE)
     cells = row.split(" | ")
     assert [cells[0], cells[1], cells[3], cells[4]] == said
+
+
+def test_thinking_ends_in_chat():
+    runs = {run["run"]: run for run in map(json.loads, (DOCS / "results" / "real.jsonl").read_text().splitlines())}
+    steps = runs["chat-1e-4"]["steps"]
+    think = [row["think"] for row in steps]
+    written = [row["tokens_generated"] for row in steps]
+    page = (DOCS / "real.md").read_text()
+    assert min(think[:4]) > .9 and think[4] == pytest.approx(1 / 3, abs=.03) and think[7:] == [0] * 5
+    assert f"({written[3] / 128:.0f} tokens an\nanswer" in page and f"an answer has {(written[11] - written[7]) / 128:.0f} tokens" in page
 
 
 def test_the_first_and_last_steps_of_self_play():
