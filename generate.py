@@ -363,8 +363,11 @@ def generate(
     new = sampling.max_new_tokens
     n = sampling.n
     if longest + new > context:
+        fix = "shorten the prompt"
+        if longest < context:
+            fix = f"lower --max-new-tokens to at most {context - longest}"
         raise UserError(f"a prompt of {longest} tokens and an answer of {new} exceed the base's context of "
-                         f"{context}: lower --max-new-tokens or --n-few-shot")
+                        f"{context}: {fix}")
     assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
     assert watch is None or ranks.world == 1
     if ranks.world == 1:

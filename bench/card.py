@@ -200,11 +200,11 @@ def machine(device: torch.device) -> dict:
         torch=torch.__version__,
         transformers=importlib.metadata.version("transformers"))
     if device.type == "cuda":
-        card = torch.cuda.get_device_properties(device)
+        properties = torch.cuda.get_device_properties(device)
         known |= dict(
-            card=card.name,
-            gigabytes=round(card.total_memory / 2 ** 30, 1),
-            capability=f"{card.major}.{card.minor}",
+            card=properties.name,
+            gigabytes=round(properties.total_memory / 2 ** 30, 1),
+            capability=f"{properties.major}.{properties.minor}",
             cuda=torch.version.cuda)
     return known
 
@@ -276,7 +276,7 @@ def write(known: dict, path: Path) -> None:
     path.with_suffix(".md").write_text(page(known) + "\n")
 
 
-def card(args: argparse.Namespace) -> dict:
+def try_card(args: argparse.Namespace) -> dict:
     """Is this card right, how fast is it, and how near to what it can do? Writes a JSON file and a page."""
     end = time.monotonic() + 60 * args.minutes
     card = Card(args)
@@ -306,4 +306,4 @@ FLAGS = {
     "--out": dict(default="card.json", help="all that was found; the page lies beside it"),
     "--device": dict(default="auto", help="auto, cpu or cuda"),
 }
-COMMANDS = {"card": Command(card, FLAGS)}
+COMMANDS = {"card": Command(try_card, FLAGS)}

@@ -10,20 +10,33 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from infra.errors import UserError
 from infra.files import json_object, read_log
 
 try:
     import fcntl
-except ImportError:         # Windows, where no run is ever written: the sandbox refuses to start
+except ImportError:         # Windows has another one
     fcntl = None
+try:
+    import msvcrt
+except ImportError:         # all other systems
+    msvcrt = None
 
 from safetensors import SafetensorError
 
 # What reading a damaged file raises. Bugs in what reads it are none of these.
 DAMAGE = (OSError, SafetensorError, UserError)
 LOGS = ("metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl")
+
+
+def lock(file: TextIO) -> None:
+    """Hold a file until it is closed, by what the system has. Raises OSError where another run holds it."""
+    if fcntl:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    elif msvcrt:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
 
 
 class RunDir:
@@ -37,8 +50,7 @@ class RunDir:
         path.mkdir(parents=True, exist_ok=True)
         self._lock = open(path / "lock", "a")           # held while this object lives
         try:
-            if fcntl:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._lock)
         except OSError:
             raise UserError(f"{path} is in use by a run that still goes: choose another --name") from None
 
@@ -126,9 +138,10 @@ class RunDir:
             fill(part)
             whole = state | dict(step=step, logs=self.sizes())
             (part / "state.json").write_text(json.dumps(whole))
-            # On the disk before the name says so: a machine that loses power keeps the order.
+            # On the disk before the name says so: a machine that loses power keeps the order. Windows syncs
+            # only what is open for writing.
             for file in [*self.path.glob("*.jsonl"), *part.rglob("*.*")]:
-                with open(file, "rb") as f:
+                with open(file, "r+b") as f:
                     os.fsync(f.fileno())
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)

@@ -471,7 +471,8 @@ def render(prompt: Prompt, prompt_format: str, tokenizer: object, day: str = "")
         text += TURN.format(prompt.user, "")
     # A chat template has written the special tokens already; a second begin token would be one too many.
     special = prompt_format == "base"
-    ids = tokenizer(text + prompt.prefix, add_special_tokens=special).input_ids
+    # Without its warning of a long text: whoever asks compares the length with the base's context.
+    ids = tokenizer(text + prompt.prefix, add_special_tokens=special, verbose=False).input_ids
     return Rendered(list(ids), opening)
 
 

@@ -154,8 +154,10 @@ def test_end_tokens(tiny):
 
 
 def test_too_long_prompt(tiny):
-    with pytest.raises(UserError, match="121 tokens and an answer of 8 exceed the base's context of 128.*--max-new-tokens"):
-        ask(tiny, None, [[7], [7] * 121], max_new_tokens=8)
+    for length, fix in ((121, "lower --max-new-tokens to at most 7"), (127, "lower --max-new-tokens to at most 1"),
+                        (128, "shorten the prompt")):
+        with pytest.raises(UserError, match=f"{length} tokens and an answer of 8 exceed the base's context of 128: {fix}$"):
+            ask(tiny, None, [[7], [7] * length], max_new_tokens=8)
     assert ask(tiny, None, [[7] * 120], max_new_tokens=8).length.item() <= 128, "exactly full is allowed"
 
 

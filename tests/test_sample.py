@@ -52,7 +52,7 @@ def test_a_prompt_is_answered_as_written(monkeypatch, capsys, step, base):
     (["--prompt", "a", "--program", "b"], "give one of --program, --prompt"),
     (["--program", "def f(x): return y", "--input", "1"], r"task 1 is not valid \(error\)"),
     (["--task", "nowhere"], "cannot be read"), (["--n", "0"], "at least 1"),
-    (["--prompt", "def f(x):\n" * 2000], "lower --max-new-tokens"), (["--base", "nowhere"], "no such directory")])
+    (["--prompt", "def f(x):\n" * 2000], "shorten the prompt"), (["--base", "nowhere"], "no such directory")])
 def test_bad_input_is_one_sentence(monkeypatch, capsys, step, words, sentence):
     with pytest.raises(UserError, match=sentence):
         shown(monkeypatch, capsys, step / "S0", *words)

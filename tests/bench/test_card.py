@@ -27,7 +27,7 @@ def run(tmp_path, monkeypatch):
     def command(*words) -> tuple[dict, dict, str]:
         monkeypatch.setattr(card, "MICRO", TINY)
         path = tmp_path / "card.json"
-        shown = card.card(parser().parse_args(["card", "--shape", "micro", "--out", str(path), *words]))
+        shown = card.try_card(parser().parse_args(["card", "--shape", "micro", "--out", str(path), *words]))
         return shown, json.loads(path.read_text()), path.with_suffix(".md").read_text()
     return command
 

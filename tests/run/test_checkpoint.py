@@ -1,4 +1,6 @@
 """Leaving and coming back: kills, signals, full disks, locks. A resumed run equals one never stopped."""
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -7,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +21,7 @@ import selfplay
 import train
 from infra.errors import UserError
 from lora import Adapters
-from run import startup
+from run import directory, startup
 from run.checkpoint import RunDir, archive_at, members_at, restore
 from run.directory import LOGS
 from run.platform import Interrupted, Signals
@@ -303,6 +306,30 @@ def test_lock(flags, tmp_path):
     held = RunDir(tmp_path / "run")
     refused("in use by a run that still goes", **flags(tmp_path))
     del held
+
+
+def test_as_on_windows(monkeypatch, tmp_path):
+    """Without fcntl another lock is taken, and fsync refuses what is open for reading alone."""
+    flock, mode_of, sync = fcntl.flock, fcntl.fcntl, os.fsync
+
+    def locking(file: int, mode: int, n_bytes: int) -> None:
+        assert (mode, n_bytes) == (2, 1)
+        flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def fsync(file: int) -> None:
+        if mode_of(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        sync(file)
+
+    monkeypatch.setattr(directory, "fcntl", None)
+    monkeypatch.setattr(directory, "msvcrt", SimpleNamespace(LK_NBLCK=2, locking=locking))
+    monkeypatch.setattr(os, "fsync", fsync)
+    run = RunDir(tmp_path)
+    with pytest.raises(UserError, match="in use by a run that still goes"):
+        RunDir(tmp_path)
+    run.append("metrics.jsonl", [dict(step=0)])
+    run.save(1, {}, lambda path: (path / "tensors.bin").write_bytes(b"1"), keep=1)
+    assert run.steps() == [1]
 
 
 def test_only_whole_checkpoints_count_and_the_last_stay(tmp_path):
