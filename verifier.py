@@ -15,7 +15,6 @@ The wall is a seccomp allow-list of 17 system calls. A second one, best effort: 
 dropped user. Tiers: "full"; "no namespaces" (without the second one). Canary programs through the normal path
 decide; where they get past, or without seccomp, the sandbox refuses to start: there is no weaker one.
 """
-import argparse
 import json
 import os
 import sys
@@ -25,6 +24,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
+from infra.command import leave, parser_of
 from infra.errors import UserError
 from sandbox import portable
 from sandbox.profiles import PROFILES
@@ -244,17 +244,13 @@ REQUIRED = "seccomp", "no_new_privs", "limit_as", "limit_core", "limit_fsize"
 
 
 def main() -> None:
-    """The command line: exit code 0 only when the sandbox protects."""
-    parser = argparse.ArgumentParser(description="The verifier checks itself.")
+    """The command line. Raises UserError where the sandbox cannot protect."""
+    parser = parser_of("verifier.py", "The verifier checks itself; exit code 0: the sandbox protects.")
     parser.add_argument("--self-check", action="store_true", required=True,
                         help="print the tier, the layers and the canaries")
     parser.add_argument("--without", nargs="*", default=(), help="layers to leave out: namespaces seccomp")
     args = parser.parse_args()
-    try:
-        sandbox = Sandbox(without=args.without)
-    except (UserError, OSError) as e:
-        sys.exit(str(e))
-    with sandbox:
+    with Sandbox(without=args.without) as sandbox:
         print(f"tier: {sandbox.tier}")
         for name, met in {**sandbox.report["canaries"], **sandbox.report}.items():
             if type(met) is str and name != "tier":
@@ -262,4 +258,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    leave("verifier.py", main)
