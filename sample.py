@@ -54,6 +54,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     given = [flag for flag in ("task", "program", "prompt") if getattr(args, flag)]
     demand(len(given) <= 1, f"give one of --{', --'.join(given)}")
+    demand(args.program or not args.input, "--input is that of a program: give --program, too")
     demand(args.n >= 1 and args.samples >= 1, "--n and --samples must be at least 1")
     return args
 

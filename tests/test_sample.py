@@ -50,6 +50,7 @@ def test_a_prompt_is_answered_as_written(monkeypatch, capsys, step, base):
 
 @pytest.mark.parametrize("words, sentence", [
     (["--prompt", "a", "--program", "b"], "give one of --program, --prompt"),
+    (["--input", "[1]"], "give --program, too"),
     (["--program", "def f(x): return y", "--input", "1"], r"task 1 is not valid \(error\)"),
     (["--task", "nowhere"], "cannot be read"), (["--n", "0"], "at least 1"),
     (["--prompt", "def f(x):\n" * 2000], "shorten the prompt"), (["--base", "nowhere"], "no such directory")])
