@@ -131,6 +131,7 @@ class Ranks:
                 message = dict(result=make())
             except UserError as e:
                 message = dict(error=str(e))
+        # JSON, not broadcast_object_list: that would unpickle, and what is sent holds texts of models.
         text = json.dumps(message).encode()
         size = torch.tensor([len(text)], device=self.device)
         dist.broadcast(size, source)

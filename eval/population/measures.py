@@ -296,8 +296,10 @@ def means_table(result: dict) -> list[str]:
     for arm, means in result["means"].items():
         row = f"{arm:21}"
         for name, mean in means.items():
-            form = ".0f" if name == "steps" else ".3f"
-            row += f" {mean:{max(6, len(name))}{form}}"
+            text = f"{mean:.0f}" if name == "steps" else f"{mean:.3f}"
+            if math.isnan(mean):            # no seed has it in all arms: a run without probes, say
+                text = "-"
+            row += f" {text:>{max(6, len(name))}}"
         out.append(row)
     return [*out, seeds]
 
