@@ -90,7 +90,7 @@ class TaskType:
 
     A proposal goes through parse_proposal -> Proposal | Reject, check -> Reject | None, key -> str,
     job -> Job and accept -> Task | Reject; all attempts at a task go through parse_answer -> str | None,
-    answer_jobs -> list[Job] and verify -> list[str]. A type writes what these call: `read`, `demands`,
+    answer_jobs -> list[Job] and judge -> list[str]. A type writes what these call: `read`, `demands`,
     `make` and `read_answer`, which refuse a text by Refused("reason" or "reason: details"). A new type must
     write `read`, unless it is a program and its input, and `is_correct`, unless it writes `grade`.
     """
