@@ -1,4 +1,4 @@
-"""The numbers of docs/real.md are those of docs/results/real.jsonl."""
+"""The numbers of docs/real.md and of the thousand steps are those of docs/results."""
 import json
 import re
 from pathlib import Path
@@ -62,3 +62,17 @@ def test_the_first_and_last_steps_of_self_play():
     for measure, name in (("share of valid proposals", "valid"), ("malformed answers", "malformed")):
         found = ", ".join(short(sum(row[name] for row in part) / 3) for part in (steps[:3], steps[-3:]))
         assert re.search(rf"^\| {measure} \| [^|]* \| {found} \|$", page, re.MULTILINE), (measure, found)
+
+
+def test_a_thousand_steps():
+    run = json.loads((DOCS / "results" / "thousand.jsonl").read_text())
+    page = (DOCS / "advanced" / "drift.md").read_text()
+    for lap in run["laps"]:
+        cells = [lap["steps"], short(lap["valid"]), short(lap["solve_rate"]), f"{lap['structures']:,}",
+                 f"{short(lap['share'])}, {len(lap['commonest'].split())}", short(lap["entropy"]), str(lap["alarmed"]), short(lap["heldout"])]
+        assert f"| {' | '.join(cells)} |" in page
+    heldout = run["heldout"]
+    assert sum(lap["alarmed"] for lap in run["laps"][8:]) == 193 and "in 193 of the last 200 steps" in page
+    assert f"is {short(heldout['100'])} after 100 steps and {short(heldout['650'])} after 650; at 850 it is {short(heldout['850'])}" in page
+    assert f"the end {short(heldout['999'])}, less than the base's {short(heldout['0'])}" in page
+    assert f"*Found*: 1.3 times the pace; under a third; {short(max(heldout.values()) - heldout['999'])}." in page
