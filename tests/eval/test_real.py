@@ -54,14 +54,19 @@ def test_thinking_ends_in_chat():
     assert f"({written[3] / 128:.0f} tokens an\nanswer" in page and f"an answer has {(written[11] - written[7]) / 128:.0f} tokens" in page
 
 
-def test_the_first_and_last_steps_of_self_play():
+def test_the_steps_of_self_play():
     runs = {run["run"]: run for run in map(json.loads, (DOCS / "results" / "real.jsonl").read_text().splitlines())}
     steps = runs["selfplay-0"]["steps"]
     page = (DOCS / "real.md").read_text()
-    assert f"**{len(steps)} of 150 steps were run**" in page and f"{steps[-1]['tokens_generated']:,} tokens" in page
-    for measure, name in (("share of valid proposals", "valid"), ("malformed answers", "malformed")):
-        found = ", ".join(short(sum(row[name] for row in part) / 3) for part in (steps[:3], steps[-3:]))
-        assert re.search(rf"^\| {measure} \| [^|]* \| {found} \|$", page, re.MULTILINE), (measure, found)
+    words = " ".join(page.split())
+    assert f"**{len(steps)} of 150 steps were run** ({8 * len(steps)} proposals, {steps[-1]['tokens_generated']:,} tokens)" in words
+    for measure, name in (("share of valid proposals", "valid"), ("malformed answers", "malformed"), ("groups without variance", "frac_zero_advantage"),
+                          ("students' solve rate on their teachers' tasks", "solve_rate")):
+        found = []
+        for part in steps[:3], steps[7:10], steps[-8:]:
+            values = [row[name] for row in part if name in row]
+            found.append(short(sum(values) / len(values)))
+        assert re.search(rf"^\| {measure} \| [^|]* \| {' [|] '.join(found)} \|$", page, re.MULTILINE), (measure, found)
 
 
 def test_a_thousand_steps():
