@@ -1,6 +1,6 @@
 """nano.py: all of PopuLoRA in one file, to be read top to bottom with the paper beside it.
 
-    python nano.py --seed 0 --pop 8 --steps 30           # two minutes on one core
+    python nano.py --seed 0 --pop 8 --steps 30           # four minutes on one core
 
 A population of LoRA adapters on one frozen base teaches itself to read Python. Teachers write small
 programs, students say what these return, a sandboxed interpreter is the only verifier. Five phases:
