@@ -13,6 +13,13 @@ def short(value: float) -> str:
     return f"{value:.2f}".removeprefix("0")
 
 
+def packed(name: str) -> dict:
+    """The run of this name."""
+    lines = (DOCS / "results" / "real.jsonl").read_text().splitlines()
+    run, = (run for run in map(json.loads, lines) if run["run"] == name)
+    return run
+
+
 ARMS = {                                    # first cell of the page's table: name of the run
     "1e-9, 32, 0": "r32-1e-9",
     "3e-5, 32, 0": "r32-3e-5",
@@ -28,11 +35,10 @@ ARMS = {                                    # first cell of the page's table: na
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_laps_of_the_pilots(arm):
     rate, rank, seed = arm.split(", ")[:3]
-    name = ARMS[arm]
-    runs = {run["run"]: run for run in map(json.loads, (DOCS / "results" / "real.jsonl").read_text().splitlines())}
-    flags = runs[name]["flags"]
+    run = packed(ARMS[arm])
+    flags = run["flags"]
     assert (flags["lr"], flags["rank"], flags["seed"]) == (float(rate), int(rank), int(seed))
-    steps = runs[name]["steps"]
+    steps = run["steps"]
 
     def laps(of) -> list[str]:
         return [short(sum(map(of, steps[i:i + LAP])) / LAP) for i in range(0, len(steps), LAP)]
@@ -45,8 +51,7 @@ def test_the_laps_of_the_pilots(arm):
 
 
 def test_thinking_ends_in_chat():
-    runs = {run["run"]: run for run in map(json.loads, (DOCS / "results" / "real.jsonl").read_text().splitlines())}
-    steps = runs["chat-1e-4"]["steps"]
+    steps = packed("chat-1e-4")["steps"]
     think = [row["think"] for row in steps]
     written = [row["tokens_generated"] for row in steps]
     page = (DOCS / "real.md").read_text()
@@ -55,8 +60,7 @@ def test_thinking_ends_in_chat():
 
 
 def test_the_steps_of_self_play():
-    runs = {run["run"]: run for run in map(json.loads, (DOCS / "results" / "real.jsonl").read_text().splitlines())}
-    steps = runs["selfplay-0"]["steps"]
+    steps = packed("selfplay-0")["steps"]
     page = (DOCS / "real.md").read_text()
     words = " ".join(page.split())
     assert f"**{len(steps)} of 150 steps were run** ({8 * len(steps)} proposals, {steps[-1]['tokens_generated']:,} tokens)" in words
