@@ -12,6 +12,7 @@ of a run do the work, so that prompts, parsers and verdicts are those of trainin
 """
 import argparse
 import dataclasses
+import re
 
 import selfplay
 from config import Config, config_of, resolve_config
@@ -28,22 +29,22 @@ from tasks.base import Proposal
 from tasks.prompts import Prompt
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
-from verifier import PortableVerifier, Sandbox, open_sandbox
+from verifier import open_sandbox
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line. Raises UserError for flags that contradict each other."""
+    """The command line. Raises UserError for flags that make no sense."""
     parser = parser_of("sample.py", __doc__)
     add = parser.add_argument
     add("adapters", nargs="+", metavar="MEMBER", help="PEFT directories, or directories of these")
     add("--base", default="", help="directory or hub id; default: what the members were trained on")
     add("--beside", default="", choices=("", "base"), help="base: the frozen base answers, too")
-    add("--role", default="", choices=("", "teacher", "student"), help="default: by each member's name")
     add("--task-types", default="", help="of fresh tasks, proposals and --program; default: code_o")
-    add("--task", default="", metavar="FILE", help="JSON lines of tasks to attempt")
-    add("--program", default="", help="a program to attempt, on --input")
-    add("--input", default="", help="its input, as between the brackets of a call")
-    add("--prompt", default="", metavar="TEXT", help="any text, which every member answers")
+    one_of = parser.add_mutually_exclusive_group().add_argument
+    one_of("--task", default="", metavar="FILE", help="JSON lines of tasks to attempt")
+    one_of("--program", default="", help="a program to attempt, on --input")
+    one_of("--prompt", default="", metavar="TEXT", help="any text, which every member answers")
+    add("--input", default="", help="of --program, as between the brackets of a call")
     add("--n", type=int, default=3, help="fresh tasks, or proposals of a teacher")
     add("--samples", type=int, default=2, help="attempts at a task, or answers to --prompt")
     add("--temperature", type=float, default=1.0)
@@ -52,32 +53,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--device", default="auto", help="auto, cpu or cuda")
     parser.set_defaults(run="", dtype="auto")
     args = parser.parse_args(argv)
-    given = [flag for flag in ("task", "program", "prompt") if getattr(args, flag)]
-    demand(len(given) <= 1, f"give one of --{', --'.join(given)}")
     demand(args.program or not args.input, "--input is that of a program: give --program, too")
     demand(args.n >= 1 and args.samples >= 1, "--n and --samples must be at least 1")
     return args
 
 
-def open_setup(
-    args: argparse.Namespace,
-    population: common.Population,
-    sandbox: Sandbox | PortableVerifier,
-) -> Setup:
-    """What the phases of a run need, with the flags of this command."""
-    base = population.base
-    flags = dict(
-        task_types=args.task_types or None,
-        n_prompts=args.n,
-        proposals_per_prompt=1,
-        samples_per_task=args.samples,
-        temperature=args.temperature,
-        seed=args.seed,
-        max_new_tokens=args.max_new_tokens,
-        dedupe="off")
-    cfg = resolve_config(config_of(flags), base.prompt_format, base.model.embedding.device.type)
-    limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
-    return Setup(cfg, base, population.adapters, ALONE, sandbox, limits)
+def flags_of_run(args: argparse.Namespace) -> dict:
+    """The flags of a run that samples so much."""
+    return dict(task_types=args.task_types or None, n_prompts=args.n, proposals_per_prompt=1,
+                samples_per_task=args.samples, temperature=args.temperature, seed=args.seed,
+                max_new_tokens=args.max_new_tokens, dedupe="off")
 
 
 def given_tasks(args: argparse.Namespace, setup: Setup, dealer: Member) -> list[ProposalRecord]:
@@ -143,16 +128,12 @@ def show_answers(setup: Setup, text: str, members: list[Member]) -> None:
 
 
 def members_asked(args: argparse.Namespace, population: common.Population) -> list[Member]:
-    """Who answers, in the role of --role or of the name; with --beside the base, too, as a student."""
+    """Who answers: teachers by their names, else students; the base only with --beside."""
     rating = RATINGS[Config.rating]().new()
     members = []
     for name, slot in population.slots.items():
-        role = "student"
-        if name.rpartition("/")[2].startswith("T"):
-            role = "teacher"
-        if name != common.BASE:
-            members.append(Member(name, args.role or role, slot, rating))
-        elif args.beside:
+        role = "teacher" if re.search(r"(^|/)T\d+$", name) else "student"
+        if name != common.BASE or args.beside:
             members.append(Member(name, role, slot, rating))
     return members
 
@@ -162,8 +143,11 @@ def main() -> int:
     args = parse_args()
     population = common.load(args)
     members = members_asked(args, population)
-    with open_sandbox("auto", population.base.prompt_format) as sandbox:
-        setup = open_setup(args, population, sandbox)
+    base = population.base
+    cfg = resolve_config(config_of(flags_of_run(args)), base.prompt_format, base.model.embedding.device.type)
+    limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
+    with open_sandbox("auto", base.prompt_format) as sandbox:
+        setup = Setup(cfg, base, population.adapters, ALONE, sandbox, limits)
         if args.prompt:
             show_answers(setup, args.prompt, members)
         else:

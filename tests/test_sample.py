@@ -49,7 +49,6 @@ def test_a_prompt_is_answered_as_written(monkeypatch, capsys, step, base):
 
 
 @pytest.mark.parametrize("words, sentence", [
-    (["--prompt", "a", "--program", "b"], "give one of --program, --prompt"),
     (["--input", "[1]"], "give --program, too"),
     (["--program", "def f(x): return y", "--input", "1"], r"task 1 is not valid \(error\)"),
     (["--task", "nowhere"], "cannot be read"), (["--n", "0"], "at least 1"),
@@ -57,6 +56,12 @@ def test_a_prompt_is_answered_as_written(monkeypatch, capsys, step, base):
 def test_bad_input_is_one_sentence(monkeypatch, capsys, step, words, sentence):
     with pytest.raises(UserError, match=sentence):
         shown(monkeypatch, capsys, step / "S0", *words)
+
+
+def test_one_thing_is_asked(monkeypatch, capsys, step):
+    with pytest.raises(SystemExit):
+        shown(monkeypatch, capsys, step / "S0", "--prompt", "a", "--program", "b")
+    assert "--program: not allowed with argument --prompt" in capsys.readouterr().err
 
 
 def test_a_member_of_another_base_is_refused(monkeypatch, capsys, step, tiny):
