@@ -34,6 +34,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = []
     left_out = []
     for item in items:
+        if HERE not in item.path.parents:       # `pytest tests course` asks about all tests together
+            kept.append(item)
+            continue
         path = graded_file(item.callspec.params["work"], item.module)
         if 'raise NotImplementedError("exercise' not in path.read_text(encoding="utf-8"):
             kept.append(item)
