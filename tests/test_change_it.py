@@ -73,9 +73,10 @@ def train(source: Path, base: Path, **flags) -> Path:
 
 
 def test_following_the_page_turns_nothing_red(tmp_path):
-    """All walks in one copy with its tests: layout, who imports whom, flags and pages are as they have to be. (But that to
-    TensorBoard, which is not installed here: its test is below.)"""
+    """All walks in one copy with its tests, and a file of somebody's own at the root: layout, who imports whom, flags and pages
+    are as they have to be. (But that to TensorBoard, which is not installed here: its test is below.)"""
     copy = copied(tmp_path)
+    put(copy, "experiment.py", "a new file", '"""An experiment."""\nfrom measure import metrics\n\nprint(metrics.__doc__)\n')
     apply(copy, *[title for title in re.findall("^## (.*)$", PAGE, re.M) if "TensorBoard" not in title])
     for words_ in (["ruff", "check", "--no-cache", "."],
                    ["pytest", "-q", "-p", "no:cacheprovider", "tests/test_architecture.py", "tests/test_config.py", "tests/test_docs.py"]):
