@@ -94,7 +94,14 @@ def init_state(setup: Setup, adam: Adam) -> State:
             heldout.append(task)
         else:
             unseen.append(task)
-    return State(0, founders(cfg), archive, heldout, unseen, dict(generated=0, trained=0), adam)
+    return State(
+        step=0,
+        members=founders(cfg),
+        archive=archive,
+        heldout=heldout,
+        unseen=unseen,
+        totals=dict(generated=0, trained=0),
+        adam=adam)
 
 
 def held_out(setup: Setup) -> list[Task]:
@@ -186,7 +193,12 @@ def task_rows(proposed: list[ProposalRecord], step: int) -> list[dict]:
     """A line a proposal, valid or not; texts are cut to MAX_LOGGED characters."""
     rows = []
     for p in proposed:
-        row = dict(step=step, teacher=p.teacher.name, kind=p.kind, reason=p.reason, reward=p.reward)
+        row = dict(
+            step=step,
+            teacher=p.teacher.name,
+            kind=p.kind,
+            reason=p.reason,
+            reward=p.reward)
         if p.task:
             answers = {}
             for name, texts in p.answers.items():
@@ -211,7 +223,8 @@ def task_of(row: dict) -> Task:
     demand(row["kind"] in TASK_TYPES, f"{str(row['kind'])[:40]!r} is no task type")
     own = {}
     for name in names:
-        own[name] = tuple(row[name]) if isinstance(row[name], list) else row[name]
+        value = row[name]
+        own[name] = tuple(value) if isinstance(value, list) else value
     return Task(**own)
 
 
@@ -310,7 +323,14 @@ def restore(run: RunDir, setup: Setup, adam: Adam, step: int) -> State:
             run.read(f"step_{step}/{OPTIMIZER}/{name}.safetensors",
                      lambda path: adam.load_state_dict(slot, load_file(path)))
     run.truncate_logs(metadata["logs"])
-    return State(step, members, archive, metadata["heldout"], metadata["unseen"], metadata["totals"], adam)
+    return State(
+        step=step,
+        members=members,
+        archive=archive,
+        heldout=metadata["heldout"],
+        unseen=metadata["unseen"],
+        totals=metadata["totals"],
+        adam=adam)
 
 
 def places(members: list[Member]) -> list[tuple[str, int]]:

@@ -202,8 +202,9 @@ def seconds_of_update(s: Setup, state: State, proposing: Tried, solving: Tried, 
     if proposing.result and solving.result and n_asked == 1:
         rollout, proposed = proposing.result
         selfplay.pay_teachers(s, state.archive, proposed)
-        written = [selfplay.teacher_rows(rollout, proposed), selfplay.student_rows(s, *solving.result)]
-        batch = selfplay.training_batch(s, written)
+        of_teachers = selfplay.teacher_rows(rollout, proposed)
+        of_students = selfplay.student_rows(s, *solving.result)
+        batch = selfplay.training_batch(s, [of_teachers, of_students])
         adv = rl.advantages(batch, s.cfg)
     else:                                   # rows that were cut off have no reward: all count, with any
         parts = [part.rollout for part in (proposing, solving) if part.rollout]

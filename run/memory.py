@@ -131,13 +131,15 @@ def update_bytes(cfg: Config, m: ModelConfig, dtype: torch.dtype, factors: Facto
     queries = m.num_attention_heads * m.head_dim
     keys = m.num_key_value_heads * m.head_dim
     # numbers of a token that are kept for the backward pass
-    saved = L * (4 * C + 4 * F + 3 * queries + 3 * keys) + factors.n_adapted * cfg.rank
+    of_layer = 4 * C + 4 * F + 3 * queries + 3 * keys
+    saved = L * of_layer + factors.n_adapted * cfg.rank
     if cfg.device != "cpu" and torch.cuda.is_available():       # under a mask keys and values are repeated
         saved += L * 2 * (queries - keys)
     checkpointed = T * (L * C + saved / L + n_passing)
     n_answers = max(cfg.proposals_per_prompt, cfg.samples_per_task)
     line = min(budget, T + n_answers * cfg.max_new_tokens)      # a prompt with all of its answers behind it
-    share = min(n_members, max(1, budget // 256)) / n_members   # of members in a micro-batch: its lines
+    n_lines = max(1, budget // 256)                             # of a micro-batch, each of one member
+    share = min(n_members, n_lines) / n_members
     of_logit = 12
     if cfg.entropy_coef > 0:
         of_logit += 8

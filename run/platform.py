@@ -50,7 +50,8 @@ class Signals:
 
     def install(self) -> "Signals":
         """Take over both signals; only possible in the main thread."""
-        self.before = {s: signal.signal(s, self._on) for s in (signal.SIGINT, signal.SIGTERM)}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.before[number] = signal.signal(number, self._on)
         return self
 
     def restore(self) -> None:
@@ -77,7 +78,8 @@ class Signals:
 
 def git_commit() -> str:
     """Of this directory, with -dirty where something differs from it; "" without git."""
-    words = ["git", "-C", str(Path(__file__).resolve().parent.parent), "describe", "--always", "--dirty"]
+    root = Path(__file__).resolve().parent.parent
+    words = ["git", "-C", str(root), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(words, capture_output=True, text=True).stdout.strip()
     except OSError:                                   # git is not installed

@@ -201,8 +201,14 @@ def populate(cfg: Config, base: Base, ranks: Ranks,
         demand(not compared or len(set(given)) > 1, f"--litter {cfg.litter} compares children on the run's "
                f"tasks, and --tasks {cfg.tasks} holds only one: give more tasks, or leave --litter out")
     # with --matches members wait outside of the device's memory
-    adapters = Adapters.on(base.model, n_adapters(cfg), cfg.rank, cfg.alpha, cfg.lora_targets,
-                           ranks.device, offloaded=cfg.matches > 0)
+    adapters = Adapters.on(
+        base.model,
+        n_adapters(cfg),
+        cfg.rank,
+        cfg.alpha,
+        cfg.lora_targets,
+        ranks.device,
+        offloaded=cfg.matches > 0)
     adam = Adam(adapters, learning_rates(cfg, founders(cfg), 0))
     free = free_memory(ranks.device)
     cfg = fitted(cfg, base.model.cfg, base.model.embedding.dtype, n_on_device(cfg), free)
@@ -210,7 +216,16 @@ def populate(cfg: Config, base: Base, ranks: Ranks,
     cfg = dataclasses.replace(cfg, rollout_batch=n_rows)
     limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
     base_hash = ranks.broadcast(lambda: files_hash(base.path))
-    return Setup(cfg, base, adapters, ranks, sandbox, limits, base_hash, shows_bars), adam
+    setup = Setup(
+        cfg=cfg,
+        base=base,
+        adapters=adapters,
+        ranks=ranks,
+        sandbox=sandbox,
+        limits=limits,
+        base_hash=base_hash,
+        shows_bars=shows_bars)
+    return setup, adam
 
 
 def hash_base(base: Base, ranks: Ranks) -> str:

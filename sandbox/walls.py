@@ -20,16 +20,41 @@ LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 KILL, ALLOW, EPERM = [(RETURN, 0, 0, value) for value in (0x80000000, 0x7FFF0000, 0x00050001)]
 # All that a computing CPython needs once every module is imported, as (number on x86-64, on aarch64).
 # rt_sigreturn is absent on purpose: a forged signal frame could block the signal of the CPU timer.
-ALLOWED = dict(brk=(12, 214), munmap=(11, 215), mremap=(25, 216), madvise=(28, 233), write=(1, 64),
-               read=(0, 63), pwrite64=(18, 68), lseek=(8, 62), fstat=(5, 80), exit_group=(231, 94),
-               exit=(60, 93), close=(3, 57), clock_gettime=(228, 113), gettimeofday=(96, 169),
-               getpid=(39, 172))
+ALLOWED = dict(
+    brk=(12, 214),
+    munmap=(11, 215),
+    mremap=(25, 216),
+    madvise=(28, 233),
+    write=(1, 64),
+    read=(0, 63),
+    pwrite64=(18, 68),
+    lseek=(8, 62),
+    fstat=(5, 80),
+    exit_group=(231, 94),
+    exit=(60, 93),
+    close=(3, 57),
+    clock_gettime=(228, 113),
+    gettimeofday=(96, 169),
+    getpid=(39, 172))
 # Who tries one of these is hostile, not clumsy: it dies with SIGSYS. What is in no table fails with EPERM.
-FATAL = dict(ptrace=(101, 117), process_vm_readv=(310, 270), process_vm_writev=(311, 271), kill=(62, 129),
-             pidfd_open=(434, 434), execve=(59, 221), execveat=(322, 281), bpf=(321, 280),
-             io_uring_setup=(425, 425), unshare=(272, 97), setns=(308, 268), mount=(165, 40),
-             keyctl=(250, 219), userfaultfd=(323, 282), perf_event_open=(298, 241), seccomp=(317, 277),
-             prctl=(157, 167))
+FATAL = dict(
+    ptrace=(101, 117),
+    process_vm_readv=(310, 270),
+    process_vm_writev=(311, 271),
+    kill=(62, 129),
+    pidfd_open=(434, 434),
+    execve=(59, 221),
+    execveat=(322, 281),
+    bpf=(321, 280),
+    io_uring_setup=(425, 425),
+    unshare=(272, 97),
+    setns=(308, 268),
+    mount=(165, 40),
+    keyctl=(250, 219),
+    userfaultfd=(323, 282),
+    perf_event_open=(298, 241),
+    seccomp=(317, 277),
+    prctl=(157, 167))
 PROT_EXEC, CLONE_THREAD = 4, 0x10000
 # name: numbers, offset of an argument, bits, answer if one of them is set, answer if none is
 BY_ARGUMENT = dict(mmap=((9, 222), 32, PROT_EXEC, EPERM, ALLOW),
