@@ -84,6 +84,7 @@ def test_following_the_page_turns_nothing_red(tmp_path):
         assert done.returncode == 0, done.stdout[-3000:]
 
 
+@pytest.mark.slow
 def test_small_changes(source, micro_base):
     """A reward, a matching rule, an operator and an algorithm in one run."""
     apply(source, "A teacher's reward", "A matching rule", "An operator", "An algorithm")

@@ -1,7 +1,7 @@
 """nano.py is short, imports little and learns; the engine agrees with it: same rows in, same numbers out."""
 import random
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -60,9 +60,11 @@ def test_the_example_of_its_docstring_is_true_and_a_task_once(sandbox):
         assert task_in(text) is None and len(seen) == 1
 
 
-def test_a_population_that_cannot_be_halved_is_refused():
-    done = subprocess.run([sys.executable, "nano.py", "--pop", "3"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "--pop 3: give an even number" in done.stderr
+def test_a_population_that_cannot_be_halved_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["nano.py", "--pop", "3"])
+    with pytest.raises(SystemExit) as refused:
+        runpy.run_path(str(ROOT / "nano.py"), run_name="__main__")
+    assert refused.value.code == 2 and "--pop 3: give an even number" in capsys.readouterr().err
 
 
 @pytest.mark.slow
