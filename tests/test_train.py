@@ -44,7 +44,7 @@ def run(micro_base, tmp_path_factory):
     return lambda **switches: play(**TINY | dict(base=micro_base, out=tmp_path_factory.mktemp("runs")) | switches)
 
 
-QUICK = ("mixed", "none", "copy")           # each operator alone has tests of its own: here they are slow ones
+QUICK = ("none", "copy")                    # the operators have tests of their own: here they are slow ones
 
 
 @pytest.mark.parametrize("i,mode", [pytest.param(i, mode, id=mode, marks=() if mode in QUICK else pytest.mark.slow)

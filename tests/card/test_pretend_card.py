@@ -76,7 +76,8 @@ def test_an_update_moves_members_as_on_the_cpu(monkeypatch, tiny, member, option
         torch.testing.assert_close(learned("cuda:0"), wanted, rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("error, recorded", [(torch.OutOfMemoryError("CUDA out of memory"), True), (RuntimeError("no such kernel"), False)])
+@pytest.mark.parametrize("error, recorded", [pytest.param(torch.OutOfMemoryError("CUDA out of memory"), True, marks=pytest.mark.slow),
+                                             (RuntimeError("no such kernel"), False)])
 def test_a_recording_that_fails_says_why(card, tiny, capfd, error, recorded):
     """The run goes on; after a lack of memory the next call of generate records again."""
     base = load_base(str(tiny.path), torch.bfloat16, torch.device("cuda:0"))
