@@ -39,6 +39,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("adapters", nargs="+", metavar="MEMBER", help="PEFT directories, or directories of these")
     add("--base", default="", help="directory or hub id; default: what the members were trained on")
     add("--beside", default="", choices=("", "base"), help="base: the frozen base answers, too")
+    add("--role", default="", choices=("", "teacher", "student"), help="default: by each member's name")
     add("--task-types", default="", help="of fresh tasks, proposals and --program; default: code_o")
     one_of = parser.add_mutually_exclusive_group().add_argument
     one_of("--task", default="", metavar="FILE", help="JSON lines of tasks to attempt")
@@ -58,11 +59,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def flags_of_run(args: argparse.Namespace) -> dict:
+def run_flags(args: argparse.Namespace) -> dict:
     """The flags of a run that samples so much."""
-    return dict(task_types=args.task_types or None, n_prompts=args.n, proposals_per_prompt=1,
-                samples_per_task=args.samples, temperature=args.temperature, seed=args.seed,
-                max_new_tokens=args.max_new_tokens, dedupe="off")
+    return dict(
+        task_types=args.task_types or None,
+        n_prompts=args.n,
+        proposals_per_prompt=1,
+        samples_per_task=args.samples,
+        temperature=args.temperature,
+        seed=args.seed,
+        max_new_tokens=args.max_new_tokens,
+        dedupe="off")
 
 
 def given_tasks(args: argparse.Namespace, setup: Setup, dealer: Member) -> list[ProposalRecord]:
@@ -128,12 +135,14 @@ def show_answers(setup: Setup, text: str, members: list[Member]) -> None:
 
 
 def members_asked(args: argparse.Namespace, population: common.Population) -> list[Member]:
-    """Who answers: teachers by their names, else students; the base only with --beside."""
+    """Who answers, in the role of --role or of the name; with --beside the base, too, as a student."""
     rating = RATINGS[Config.rating]().new()
     members = []
     for name, slot in population.slots.items():
         role = "teacher" if re.search(r"(^|/)T\d+$", name) else "student"
-        if name != common.BASE or args.beside:
+        if name != common.BASE:
+            members.append(Member(name, args.role or role, slot, rating))
+        elif args.beside:
             members.append(Member(name, role, slot, rating))
     return members
 
@@ -144,7 +153,7 @@ def main() -> int:
     population = common.load(args)
     members = members_asked(args, population)
     base = population.base
-    cfg = resolve_config(config_of(flags_of_run(args)), base.prompt_format, base.model.embedding.device.type)
+    cfg = resolve_config(config_of(run_flags(args)), base.prompt_format, base.model.embedding.device.type)
     limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
     with open_sandbox("auto", base.prompt_format) as sandbox:
         setup = Setup(cfg, base, population.adapters, ALONE, sandbox, limits)

@@ -64,6 +64,10 @@ def test_one_thing_is_asked(monkeypatch, capsys, step):
     assert "--program: not allowed with argument --prompt" in capsys.readouterr().err
 
 
+def test_a_role_is_given(monkeypatch, capsys, step):
+    assert shown(monkeypatch, capsys, step / "S0", "--role", "teacher", "--n", "2").count(" S0 code_o") == 2
+
+
 def test_a_member_of_another_base_is_refused(monkeypatch, capsys, step, tiny):
     with pytest.raises(UserError, match="trained on another base"):
         shown(monkeypatch, capsys, step / "S0", "--base", tiny.path)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from eval.summary import summarise
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 LAP = 4                                     # steps in which the 16 tasks of a pilot come once
 
@@ -75,6 +77,29 @@ def test_the_steps_of_self_play():
         assert f"| {measure} | {' | '.join(found)} |" in page, (measure, found)
 
 
+def test_answers_to_tasks_of_the_test_split():
+    """Shares right and malformed, and the two differences with their intervals, from the packed verdicts."""
+    rows = []
+    for line in map(json.loads, (DOCS / "results" / "real-answers.jsonl").read_text().splitlines()):
+        for number, (letter, tokens) in enumerate(zip(line["verdicts"], line["tokens"], strict=True)):
+            rows.append(dict(bench=line["bench"], member=line["member"], id=number, tokens=tokens, correct=letter == "c",
+                             verdict=dict(c="correct", w="wrong", m="malformed")[letter]))
+    found = {(line["bench"], line["member"]): line for line in summarise(rows, 192)}
+    words = " ".join((DOCS / "real.md").read_text().split())
+    base, student = (found["cruxeval-i", name] for name in ("base", "slow-teachers"))
+    low, high = student["minus_base_interval"]
+    assert f"solves {short(student['accuracy'])} of `cruxeval-i`, the base {short(base['accuracy'])} (difference +{short(student['minus_base'])}, " \
+           f"interval +{short(low)} to +{short(high)}; {short(base['malformed'])} malformed in both)" in words
+    assert base["malformed"] == student["malformed"]
+    base, student, *pilots = (found["cruxeval-o", name] for name in ("base", "slow-teachers", "r32-1e-4", "r32-1e-4-s1", "r32-3e-5"))
+    low, high = student["minus_base_interval"]
+    assert f"and {short(student['accuracy'])} of `cruxeval-o`, the base {short(base['accuracy'])} (-{short(-low)} to +{short(high)})" in words
+    one, again, slow = (short(line["accuracy"]) for line in pilots)
+    assert f"solves {short(base['accuracy'])}, the students of 1e-4 {one} and {again}, that of 3e-5 {slow}" in words
+    assert f"{short(base['malformed'])} of the base's answers are malformed, .01 to .03 of theirs" in words
+    assert {short(line["malformed"]) for line in pilots} == {".01", ".03"}
+
+
 def test_a_thousand_steps():
     """Each run's row of the table; the sentences about the falls."""
     page = (DOCS / "advanced" / "drift.md").read_text()
@@ -91,4 +116,4 @@ def test_a_thousand_steps():
         cells.insert(-1, f"{first['structures']:,}, {last['structures']:,}")
         assert f"| {' | '.join(cells)} |" in page
         fall = max(heldout.values()) - heldout["999"]
-        assert f"{short(fall)} (" in words or f"{short(fall)}," in words, (run["run"], fall)
+        assert f"{short(fall)} ({arm}" in words, (run["run"], fall)

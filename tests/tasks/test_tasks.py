@@ -351,9 +351,10 @@ BITS = ["```question\n", "```constraints\n", "```metamath\n", "\0", "\ud800", "\
         "global x", "a or b", "1/0", "\\boxed{", "True", "?x", "$p ", "$= ", "await ", "match x:\n case ", "<", ">", "é", "9" * 5000]
 
 
-def test_no_text_raises():
+@pytest.mark.parametrize("n", [800, pytest.param(5000, marks=pytest.mark.slow)])
+def test_no_text_raises(n):
     rng, good = random.Random(0), [text for _, _, text, _ in ANSWERS] + [text for _, text, _ in PROPOSALS]
-    for _ in range(800):
+    for _ in range(n):
         text = rng.choice(good)
         i, j = sorted((rng.randrange(len(text) + 1), rng.randrange(len(text) + 1)))
         text = rng.choice((text[:i], text[i:], text[:i] + text[j:],
