@@ -29,7 +29,6 @@ ALLOWED = dict(
     read=(0, 63),
     pwrite64=(18, 68),
     lseek=(8, 62),
-    fstat=(5, 80),
     exit_group=(231, 94),
     exit=(60, 93),
     close=(3, 57),

@@ -2,6 +2,7 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")   # before torch is imported
+os.environ["CUDA_VISIBLE_DEVICES"] = ""         # the same tests on every machine: `python -m bench card` tries a card
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from pathlib import Path

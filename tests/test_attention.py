@@ -40,6 +40,8 @@ def test_torch_takes_our_call():
     q, pool = torch.zeros(3, 4, 1, 16, dtype=torch.bfloat16), torch.zeros(5, 256, 2, 16, dtype=torch.bfloat16)
     attend(q, pool, pool, Pages(kernel, table, ones))
     (args, options), = calls
+    if "block_table" not in inspect.signature(varlen_attn).parameters:
+        pytest.skip("torch before 2.13 has no pages: the cache is dense")
     inspect.signature(varlen_attn).bind(*args, **options)
     meta = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in args]
     named = {name: x.to("meta") if isinstance(x, torch.Tensor) else x for name, x in options.items()}

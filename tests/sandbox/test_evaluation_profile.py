@@ -11,8 +11,8 @@ DEEP = """import sys, threading
 from functools import lru_cache
 sys.setrecursionlimit(10 ** 7)
 threading.stack_size(1 << 27)
-@lru_cache(None)
 def depth(n): return n and depth(n - 1) + 1
+if sys.version_info < (3, 12): depth = lru_cache(None)(depth)      # later ones bound recursion through C
 def main(): print(depth(int(input())))
 thread = threading.Thread(target=main)
 thread.start()

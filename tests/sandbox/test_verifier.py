@@ -56,7 +56,7 @@ def test_order_of_many_jobs_and_workers(narrow):
 
 @pytest.mark.parametrize("code", [
     "import random\ndef f(x): return random.random()", "import time\ndef f(x): return time.time_ns()",
-    "def f(x): return id(x)", "import os\ndef f(x): return os.getpid()",
+    "def f(x): return id(object())", "import os\ndef f(x): return os.getpid()",
     "def f(x):\n if hash('salt') % 5 < 2 or id(f) // 4096 % 3: raise ValueError\n return 1 + hash('x')",
     "def f(x): return list({'a', 'b'})", "import sys\ndef f(x): return sys.getallocatedblocks()", "def f(x, seen=[]):\n seen.append(x)\n return seen",
     "import decimal\ndef f(x):\n decimal.getcontext().prec += 1\n return decimal.getcontext().prec",
