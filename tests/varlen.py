@@ -1,5 +1,12 @@
 """torch.nn.attention.varlen.varlen_attn by plain loops, with what flash attention demands of its arguments: for tests without a GPU."""
+import inspect
+
+import pytest
 import torch
+from torch.nn.attention.varlen import varlen_attn
+
+needs_pages = pytest.mark.skipif("block_table" not in inspect.signature(varlen_attn).parameters,
+                                 reason="torch before 2.13 has no pages: the cache is dense")
 
 
 def varlen_reference(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1),

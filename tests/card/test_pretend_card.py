@@ -5,6 +5,7 @@ import pytest
 import torch
 from pretend import inserted
 from tiny_run import rows
+from varlen import needs_pages
 
 import rl
 import train
@@ -23,7 +24,7 @@ def card(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
+@pytest.mark.parametrize("capability", [(7, 5), pytest.param((9, 0), marks=needs_pages)])
 def test_a_run_with_evolution_probes_and_resume(capability, tmp_path, monkeypatch, micro_base, capfd):
     """Three steps, the last after a restart: float32, a dense cache and no graphs on an old card; pages and graphs on a new one."""
     pages = capability >= (8, 0)
@@ -47,6 +48,7 @@ def test_a_run_with_evolution_probes_and_resume(capability, tmp_path, monkeypatc
         assert ours[:8] == theirs and len(theirs) == 8
 
 
+@needs_pages
 def test_graphs_decode_what_single_steps_do(card, tiny):
     """Bit for bit, while rows of all members come and go."""
     base, rollouts = load_base(str(tiny.path), torch.bfloat16, torch.device("cuda:0")), []
@@ -76,6 +78,7 @@ def test_an_update_moves_members_as_on_the_cpu(monkeypatch, tiny, member, option
         torch.testing.assert_close(learned("cuda:0"), wanted, rtol=1e-3, atol=2e-5)
 
 
+@needs_pages
 @pytest.mark.parametrize("error, recorded", [pytest.param(torch.OutOfMemoryError("CUDA out of memory"), True, marks=pytest.mark.slow),
                                              (RuntimeError("no such kernel"), False)])
 def test_a_recording_that_fails_says_why(card, tiny, capfd, error, recorded):
