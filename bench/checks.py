@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import rl
+from attention import paged_kernel
 from bench.workload import batch_of, drawn, fixed_rollout
 from generate import Rollout, sample
 from lora import Adapters
@@ -124,8 +125,10 @@ def decoding(
         error=relative_rms(rollout.logp[rollout.mask], wanted),
         bound=BOUNDS[base.model.embedding.dtype],
         control=relative_rms(wrong, wanted))
-    if not base.graphs:
-        return [refill]
+    cfg, weight = base.model.cfg, base.model.embedding
+    heads = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
+    if not base.graphs or paged_kernel(*heads, weight.dtype, weight.device) is None:
+        return [refill]                     # a dense cache is decoded without them
     without = dataclasses.replace(base, graphs=False)
     plain = drawn(without, adapters, prompt=prompt, new=new)
     T = min(plain.ids.shape[1], rollout.ids.shape[1])

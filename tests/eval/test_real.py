@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.summary import summarise
+from eval.summary import passes, summarise
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 LAP = 4                                     # steps in which the 16 tasks of a pilot come once
@@ -61,20 +61,82 @@ def test_thinking_ends_in_chat():
     assert f"({written[3] / 128:.0f} tokens an\nanswer" in page and f"an answer has {(written[11] - written[7]) / 128:.0f} tokens" in page
 
 
-def test_the_steps_of_self_play():
-    """Means of steps of both runs."""
-    fast, slow = packed("selfplay-0")["steps"], packed("slow-teachers")["steps"]
+def test_self_play_on_a_core():
+    words = " ".join((DOCS / "real.md").read_text().split())
+    for name in "selfplay-0", "slow-teachers":
+        steps = packed(name)["steps"]
+        assert f"({len(steps)} of 150 steps, {steps[-1]['tokens_generated']:,} tokens)" in words
+
+
+def on_the_card(part: str, samples: int = 1) -> list[dict]:
+    """The answers of a part as rows of answers.jsonl."""
+    rows = []
+    for line in map(json.loads, (DOCS / "results" / "real-card-answers.jsonl").read_text().splitlines()):
+        for i, (letter, tokens) in enumerate(zip(line["verdicts"], line["tokens"], strict=True)):
+            if line["part"] == part:
+                rows.append(dict(bench=line["bench"], member=line["member"], id=i // samples, sample=i % samples, tokens=tokens,
+                                 correct=letter == "c", verdict=dict(c="correct", w="wrong", m="malformed")[letter]))
+    return rows
+
+
+def signed(value: float) -> str:
+    words = short(abs(value))
+    return words if words == ".00" else f"{'+' if value > 0 else '-'}{words}"
+
+
+def repeats(member: str) -> list[str]:
+    """Inputs of cruxeval-i that are the output given again, (right ones), and other right ones."""
+    lines = map(json.loads, (DOCS / "results" / "real-card-answers.jsonl").read_text().splitlines())
+    line, = (line for line in lines if (line["part"], line["bench"], line["member"]) == ("crux", "cruxeval-i", member))
+    right = [letter == "c" for letter in line["verdicts"]]
+    copied = [mark == "1" for mark in line["copied"]]
+    n = sum(a and b for a, b in zip(right, copied, strict=True))
+    return [f"{sum(copied)} ({n})", str(sum(right) - n)]
+
+
+def test_the_runs_on_a_card():
+    """The table, row by row; tokens; how often given 0 is cut off."""
     page = (DOCS / "real.md").read_text()
     words = " ".join(page.split())
-    assert f"({len(fast)} of 150 steps, {fast[-1]['tokens_generated']:,} tokens)" in words
-    assert f"({len(slow)} of 150 steps, {slow[-1]['tokens_generated']:,} tokens)" in words
-    for measure, name in (("share of valid proposals", "valid"), ("malformed answers", "malformed"), ("groups without variance", "frac_zero_advantage"),
-                          ("students' solve rate on their teachers' tasks", "solve_rate")):
-        found = []
-        for part in fast[:10], fast[10:20], fast[20:], slow[:10], slow[20:30], slow[40:50]:
-            values = [row[name] for row in part if name in row]
-            found.append(short(sum(values) / len(values)))
-        assert f"| {measure} | {' | '.join(found)} |" in page, (measure, found)
+    found = {(line["bench"], line["member"]): line for line in summarise(on_the_card("crux"), 96)}
+    written = {}
+    for name in "given-0", "given-1", "self-0", "self-1", "preset-0", "single-0", "fixed-0":
+        run = packed(name)
+        steps, flags = run["steps"], run["flags"]
+        cells = [name.replace("-", " ")]
+        for bench in "cruxeval-o", "cruxeval-i":
+            line = found[bench, name]
+            low, high = map(signed, line["minus_base_interval"])
+            cells.append(f"{signed(line['minus_base'])} ({low} to {high})")
+        cells += repeats(name)
+        for key in "valid", "frac_zero_advantage":
+            parts = [[row[key] for row in part if key in row] for part in (steps[:10], steps[-10:])]
+            cells.append("" if "given" in name and key == "valid" else ", ".join(short(sum(part) / len(part)) for part in parts))
+        assert f"| {' | '.join(cells)} |" in page, cells
+        assert flags["seed"] == int(name[-1]) and flags["steps"] == 45 and len(steps) == dict([("self-0", 44), ("fixed-0", 43)]).get(name, 45)
+        written[name] = f"{steps[-1]['tokens_generated']:,}"
+    assert f"| base | | | {' | '.join(repeats('base'))} | | |" in page
+    assert f"solves {short(found['cruxeval-o', 'base']['accuracy'])} of `cruxeval-o` and {short(found['cruxeval-i', 'base']['accuracy'])} of" in words
+    assert "*given* wrote {given-0} and {given-1} tokens, *self* {self-0} and {self-1}".format_map(written) in words
+    assert found["cruxeval-o", "given-0"]["cut"] > .9
+    solved = [[row["solve_rate"] for run in ("self-0", "self-1") for row in packed(run)["steps"][part]] for part in (slice(10), slice(-10, None))]
+    assert "({}, then {})".format(*(short(sum(rates) / len(rates)) for rates in solved)) in words
+
+
+def test_what_else_the_students_of_the_card_can():
+    words = " ".join((DOCS / "real.md").read_text().split())
+    at = {(line["bench"], line["member"]): [short(line["pass_at"][0]), short(line["pass_at"][-1])] for line in passes(on_the_card("sampled", 4))}
+    (base, four), (one, one_of_four), (two, two_of_four) = (at["cruxeval-i", name] for name in ("base", "self-0", "self-1"))
+    assert f"({one} and {two}, {base}), but of four answers one is right as often ({one_of_four} and {two_of_four}, {four})" in words
+    assert "*given* 0: {} and {}.".format(*at["cruxeval-i", "given-0"]) in words
+    (base, four), (given, given_of_four) = (at["cruxeval-o", name] for name in ("base", "given-0"))
+    assert four == given_of_four and f"has {given} for the base's {base}, and of four {four} as the base" in words
+    found = {line["member"]: line for line in summarise(on_the_card("human"), 400)}
+    base, first, second, given = (short(found[name]["accuracy"]) for name in ("base", "self-0", "self-1", "given-0"))
+    low, high = map(signed, found["self-1"]["minus_base_interval"])
+    assert f"base {base}, *self* {first} and {second} ({signed(found['self-1']['minus_base'])}, interval {low} to {high}), *given* 0 {given}" in words
+    found = {line["member"]: short(line["accuracy"]) for line in summarise(on_the_card("gsm"), 320)}
+    assert "GSM8K (200): base {base}; {self-0}, {self-1}; {given-0}: cannot tell".format_map(found) in words
 
 
 def test_answers_to_tasks_of_the_test_split():
