@@ -30,7 +30,7 @@ from sandbox.values import decode
 from tasks import FRESH, TASK_TYPES, given_task, verify_answers
 from tasks.archive import Archive
 from tasks.base import UNJUDGED, Proposal, Reject, Task
-from tasks.prompts import FORMATS, Prompt, decode_answers, render, show
+from tasks.prompts import Prompt, decode_answers, render, show
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, PortableVerifier, Sandbox, Verdict
@@ -187,7 +187,7 @@ def ask(
         # numpy takes no negative number into a key: 1 more of the slot, as the base's is -1, and of the step
         keys.append((cfg.seed, step + 1, phase, slots[row // n] + 1, row))
 
-    closing = FORMATS[base.prompt_format].closing
+    closing, = {rendered.closing for rendered in asked}         # of one format and phase
     desc = TITLES.get(phase, "") if s.shows_bars else ""
     sampling = SamplingParams(n, temperature, cfg.max_new_tokens, cfg.rollout_batch, closing, desc)
     ids = [rendered.ids for rendered in asked]

@@ -25,7 +25,7 @@ from infra.distributed import ALONE
 from infra.errors import UserError
 from model import Base
 from run.checkpoint import RunDir
-from tasks.prompts import FORMATS, THINK, Prompt, Rendered, decode_answers, render
+from tasks.prompts import THINK, Prompt, Rendered, decode_answers, render
 from weights import is_chat_model
 
 # A call of `generate` is given several rollout batches, so that waiting rows take the places of those that
@@ -292,9 +292,7 @@ def answer_call(
         bench, id, member = question.name
         key = args.seed, crc32(f"{bench}/{id}".encode()), crc32(member.encode())
         keys += [(*key, sample) for sample in range(args.samples)]
-    closing = ""
-    if prompt_format != "plain":
-        closing = FORMATS[training_format(prompt_format)].closing
+    closing, = {question.prompt.closing for question in call}
     sampling = SamplingParams(args.samples, args.temperature, args.max_new, args.max_rows, closing)
 
     def watch(rollout: Rollout, numbers: list[int]) -> None:

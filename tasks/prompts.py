@@ -212,15 +212,16 @@ LOGIC_TOPICS = tuple((topic, "") for topic in (
 @dataclass(frozen=True)
 class Prompt:
     """What the model is asked; `prefix` is the opening of its own answer, `system` a chat's first message,
-    `turns` what was asked and answered before."""
+    `turns` what was asked and answered before, `closing` a text that ends its answer (else the format's)."""
     user: str
     prefix: str = ""
     system: str = ""
     turns: tuple[tuple[str, str], ...] = ()
+    closing: str = ""
 
     def filled(self, **fields: object) -> "Prompt":
         """With these in place of its {names}."""
-        return Prompt(self.user.format(**fields), self.prefix.format(**fields))
+        return replace(self, user=self.user.format(**fields), prefix=self.prefix.format(**fields))
 
     def behind(self, solved: tuple[Solved, ...], solution: str, fields: dict) -> "Prompt":
         """Filled in, behind solved tasks, of which each is put in the same words; solution: how they end."""
@@ -317,8 +318,9 @@ FORMATS = {
                           "f({input})={output}\n", strict=True, tidy=False),
     "chat": PromptFormat(Prompt("{t.propose}", "{t.opening}"), Prompt(FINAL), fenced_blocks,
                          solution="Steps:\n{thoughts}\n\nAnswer:\n{answer}"),
-    "direct": PromptFormat(Prompt("{t.propose}", "{t.opening}"), Prompt(AT_ONCE, "```{{tag}}\n"),
-                           fenced_blocks, thinking=False),
+    # Its answer ends with its fence: nothing pays for an end, so that students come to explain behind it.
+    "direct": PromptFormat(Prompt("{t.propose}", "{t.opening}"),
+                           Prompt(AT_ONCE, "```{{tag}}\n", closing="```"), fenced_blocks, thinking=False),
     "base": PromptFormat(Prompt("{t.propose}", "<think>"), Prompt(FINAL, "<think>"), envelope_blocks,
                          closing="</answer>",
                          solution="<think> {thoughts} </think> <answer>\n{answer}\n</answer>")}
@@ -434,9 +436,11 @@ def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begin
 @dataclass(frozen=True)
 class Rendered:
     """A prompt as a model is given it, and what of the model's answer it holds already: a prefix, or the
-    "<think>" of a template that opens the thinking itself. Parsers are shown the opening and the answer."""
+    "<think>" of a template that opens the thinking itself. Parsers are shown the opening and the answer.
+    closing: a text that ends the answer; "" = the end token alone does."""
     ids: list[int]
     opening: str = ""
+    closing: str = ""
 
 
 def render(prompt: Prompt, prompt_format: str, tokenizer: object, day: str = "") -> Rendered:
@@ -473,7 +477,7 @@ def render(prompt: Prompt, prompt_format: str, tokenizer: object, day: str = "")
     special = prompt_format == "base"
     # Without its warning of a long text: whoever asks compares the length with the base's context.
     ids = tokenizer(text + prompt.prefix, add_special_tokens=special, verbose=False).input_ids
-    return Rendered(list(ids), opening)
+    return Rendered(list(ids), opening, prompt.closing or FORMATS[prompt_format].closing)
 
 
 def open_thought(turn: str) -> str:

@@ -349,13 +349,15 @@ def test_describe():
     assert nothing["valid"] is None and nothing["statements"] is None and nothing["malformed"] == 0
 
 
-def test_rows_end_at_the_prompt_format_s_closing_text(setup, monkeypatch):
-    """A "=" stands for "</answer>", which the micro base never writes."""
+def test_rows_end_at_a_closing_text(setup, monkeypatch):
+    """The format's or the prompt's: a "=" stands for "</answer>", which the micro base never writes."""
     s = setup(max_new_tokens=40)
     prompt = TASK_TYPES["code_o"].propose("micro", [], random.Random(0), s.limits)
     _, whole = selfplay.ask(s, [prompt] * 4, [0, 1, 2, 3], 0, 0, 2)
+    _, asked = selfplay.ask(s, [dataclasses.replace(prompt, closing="=")] * 4, [0, 1, 2, 3], 0, 0, 2)
     monkeypatch.setitem(FORMATS, "micro", dataclasses.replace(FORMATS["micro"], closing="="))
     _, ended = selfplay.ask(s, [prompt] * 4, [0, 1, 2, 3], 0, 0, 2)
+    assert asked == ended
     assert FORMATS["base"].closing == "</answer>" and sum(text.count("=") > 1 for text in whole) > 2
     for long, short in zip(whole, ended):
         assert long.startswith(short) and ("=" in short) == ("=" in long) and "=" not in short[:-2]

@@ -207,7 +207,7 @@ def test_the_pages_task_type_is_played(sortwords, sandbox):
     assert thinks.user == f"{asked}Think in a few short lines. Then write a block named `answer` with them, one a line.\n"
     assert thinks.turns == (("Sort these words: fig pear date\n\n" + thinks.user.removeprefix(asked),
                              "<think> d, f, p </think> <answer>\n```answer\ndate\nfig\npear\n```\n</answer>"),)
-    assert kind.solve("direct", task, CHAT) == prompts.Prompt(f"{asked}Give them, one a line.\n", "```answer\n")
+    assert kind.solve("direct", task, CHAT) == prompts.Prompt(f"{asked}Give them, one a line.\n", "```answer\n", closing="```")
     proposal = kind.propose("base", [task], random.Random(0), CHAT).user
     assert any(f"about {topic}" in proposal for topic, _ in kind.topics)
     said = {"\n".join(gold): "correct", " ".join(gold): "correct", gold[0]: "wrong", given: "wrong"}

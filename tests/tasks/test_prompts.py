@@ -54,6 +54,16 @@ def test_every_type_has_words_or_is_refused(prompt_format):
             assert template(name, prompt_format, phase).user
 
 
+def test_a_direct_answer_ends_with_its_fence(base, monkeypatch):
+    """The prompt has opened it; a proposal has several, and chat's reasoning may."""
+    monkeypatch.setattr(base.tokenizer, "chat_template", WITHOUT)
+    for name, phase in itertools.product(("chat", "direct", "base"), ("propose", "solve")):
+        prompt = template("code_o", name, phase)
+        closing = {("direct", "solve"): "```"}.get((name, phase), "</answer>" if name == "base" else "")
+        assert render(prompt, name, base.tokenizer).closing == closing
+        assert closing != "```" or prompt.prefix.startswith("```")
+
+
 def shown_inputs(shown):
     return [body for tag, body in read_blocks(shown.fields.get("pairs", "")) if tag == "input"]
 
