@@ -175,7 +175,7 @@ def test_a_thousand_steps():
         arm, seed, *decay = run["run"].split("-")
         heldout, laps = run["heldout"], run["laps"]
         first, last = laps[0], laps[-1]
-        cells = [f"{dict(single='`--single`', pair='`--pop 2`')[arm]}, {'decays' if decay else 'constant'}, {seed}"]
+        cells = [f"{dict(single='`--single`', pair='`--pop 2`', full='`--pop 8`')[arm]}, {'decays' if decay else 'constant'}, {seed}"]
         cells += [short(heldout[str(step)]) for step in (100, 300, 500, 700, 900, 999)]
         cells += [short(max(heldout.values())), str(sum(lap["alarmed"] for lap in laps))]
         for name in "solve_rate", "share":
@@ -183,4 +183,4 @@ def test_a_thousand_steps():
         cells.insert(-1, f"{first['structures']:,}, {last['structures']:,}")
         assert f"| {' | '.join(cells)} |" in page
         fall = max(heldout.values()) - heldout["999"]
-        assert f"{short(fall)} ({arm}" in words, (run["run"], fall)
+        assert f"{short(fall)} ({arm}{'' if decay else f', {seed}'}" in words, (run["run"], fall)
