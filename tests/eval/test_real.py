@@ -119,6 +119,7 @@ def test_the_runs_on_a_card():
     assert f"solves {short(found['cruxeval-o', 'base']['accuracy'])} of `cruxeval-o` and {short(found['cruxeval-i', 'base']['accuracy'])} of" in words
     assert "*given* wrote {given-0} and {given-1} tokens, *self* {self-0} and {self-1}".format_map(written) in words
     assert found["cruxeval-o", "given-0"]["cut"] > .9
+    assert f"is right for {sum(row['correct'] for row in on_the_card('repeated output'))} of the 300" in words
     middle, end = (row["heldout_by_type"]["code_i"]["S0"] for row in packed("single-0")["steps"][15::29])
     assert f"{short(middle)} of the 100 held-out inputs at step 15, {short(end)} at the end" in words
     malformed = {name: [short(found[bench, name]["malformed"]) for bench in ("cruxeval-o", "cruxeval-i")] for name in [*written, "base"]}
