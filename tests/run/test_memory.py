@@ -81,8 +81,8 @@ def test_activations_are_what_autograd_saves(changes):
     q, kv = (n * shape.head_dim for n in (shape.num_attention_heads, shape.num_key_value_heads))
     passing = 160 * (4 * shape.hidden_size + max(4 * shape.intermediate_size, 4 * q + 3 * kv)) * 4
     planned = memory_plan(cfg, shape, torch.float32, 4)["activations"] * GB - passing
-    n_kept = sum(n for at, n in kept.items() if at not in own)
-    assert 0.95 * n_kept <= planned <= 1.1 * n_kept          # torch 2.11 keeps 7% less of Mistral's
+    new_torch = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)        # 2.11 keeps 7% less of Mistral's
+    assert planned == pytest.approx(sum(n for at, n in kept.items() if at not in own), rel=0.05 if new_torch else 0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
