@@ -16,6 +16,7 @@ import selfplay
 from config import Config
 from evolve import members_of
 from generate import Rollout
+from infra.distributed import ALONE
 from pack import micro_batches
 from run.checkpoint import State
 from selfplay import Setup
@@ -176,14 +177,15 @@ def trial(s: Setup, state: State) -> Pace:
     if any(p.task for p in proposed):
         solving = tried(s, lambda s: selfplay.solve(s, pairs, proposed, 0))
     else:
-        # No proposal is there: known tasks stand for those that the step would have.
+        # No proposal is there: known tasks stand for those that the step would have, and nobody is paid.
+        proposing.result = None
         known = state.heldout + sum(state.archive.tasks.values(), [])
         n = cfg.samples_per_task
         tasks = known[:max(1, cfg.rollout_batch // n)]
         slots = [pairs[i % len(pairs)][1].slot for i in range(len(tasks))]
         n_proposed = cfg.n_prompts * cfg.proposals_per_prompt * len(pairs)
-        n_asked = n_proposed * VALID / max(1, len(tasks))
-        solving = tried(s, lambda s: tasks and selfplay.attempt(s, tasks, slots, 0, selfplay.SOLVE, n))
+        n_asked = n_proposed * VALID / len(tasks)
+        solving = tried(s, lambda s: selfplay.attempt(s, tasks, slots, 0, selfplay.SOLVE, n))
     step += solving.seconds * n_asked
     step += seconds_of_update(s, state, proposing, solving, n_asked)
 
@@ -199,7 +201,7 @@ def trial(s: Setup, state: State) -> Pace:
 
 def seconds_of_update(s: Setup, state: State, proposing: Tried, solving: Tried, n_asked: float) -> float:
     """What an update takes, by some of its micro-batches."""
-    if proposing.result and solving.result and n_asked == 1:
+    if proposing.result and solving.result:
         rollout, proposed = proposing.result
         selfplay.pay_teachers(s, state.archive, proposed)
         of_teachers = selfplay.teacher_rows(rollout, proposed)
@@ -208,20 +210,23 @@ def seconds_of_update(s: Setup, state: State, proposing: Tried, solving: Tried, 
         adv = rl.advantages(batch, s.cfg)
     else:                                   # rows that were cut off have no reward: all count, with any
         parts = [part.rollout for part in (proposing, solving) if part.rollout]
-        rows = Rollout.cat(parts)
-        adv = torch.ones(len(rows.length), device=rows.ids.device)
-        number = torch.zeros_like(rows.length)
-        batch = rl.Batch(rows, adv, number, number, number)
-    learning = rl.Objective(s.base, s.adapters, batch, adv, s.cfg).contributing
+        rollout = Rollout.cat(parts)
+        adv = torch.ones(len(rollout.length), device=rollout.ids.device)
+        number = torch.zeros_like(rollout.length)
+        batch = rl.Batch(rollout, adv, number, number, number)
+    objective = rl.Objective(s.base, s.adapters, batch, adv, s.cfg)
+    learning = objective.contributing
     numbers = learning.nonzero().squeeze(1).tolist()
-    batches = micro_batches(batch.rollout.to("cpu"), numbers, s.cfg.tokens_per_microbatch)
+    budget = s.cfg.tokens_per_microbatch
+    batches = micro_batches(batch.rollout.to("cpu"), numbers, budget)
     spent = 0.0
     n_done = 0
     for lines in batches[len(batches) // 2:]:           # they are sorted by length
-        chosen = torch.zeros_like(adv)
-        chosen[sum(lines, [])] = 1.0
+        # these rows alone: a KL or entropy term would learn from all others, too, whatever their advantage
+        rows = torch.zeros_like(learning)
+        rows[sum(lines, [])] = True
         began = time.perf_counter()
-        rl.accumulate(rl.Objective(s.base, s.adapters, batch, chosen, s.cfg))
+        rl.one_pass(objective, rows, budget, ALONE, "")
         spent += time.perf_counter() - began
         n_done += 1
         if spent > LIMIT / 3:

@@ -6,6 +6,8 @@ import pytest
 from tiny_run import play, rows
 
 import config
+import rl
+import selfplay
 import train
 from config import Config
 from run import duration
@@ -77,6 +79,34 @@ def test_a_plan_with_a_device_tries_a_step(micro_base, tmp_path, monkeypatch, ca
     said = capsys.readouterr().out.strip().split("\n")[-1]
     assert said.startswith("by a trial a step takes ") and said.endswith(" hours") and ": 12 steps " in said
     assert not (tmp_path / "out").exists()
+
+
+TRIAL = ["--plan", "--device", "cpu", "--pop", "2", "--n-prompts", "1", "--samples-per-task", "2", "--n-heldout", "2", "--probe-every", "0"]
+
+
+def test_an_update_is_timed_by_one_micro_batch_after_the_other(micro_base, monkeypatch):
+    """Each of its rows once, also where a KL term gives every row a gradient, whatever its advantage."""
+    learned, backward = [], rl.backward
+
+    def watched(o, p, *rest, **more):
+        learned.append(set(p.row.tolist()))
+        return backward(o, p, *rest, **more)
+
+    monkeypatch.setattr(rl, "backward", watched)
+    train.show_plan(config.parse_args(None, ["--base", str(micro_base), *TRIAL, "--kl-coef", "0.1", "--tokens-per-microbatch", "128"]))
+    assert len(learned) > 1 and len(set.union(*learned)) == sum(map(len, learned))
+
+
+def test_a_step_without_a_valid_proposal_is_timed_by_known_tasks(micro_base, monkeypatch, capsys):
+    """Also where these are as many as the step would have."""
+    def refuse(s, archive, proposed, step):
+        for p in proposed:
+            p.reason = "syntax"
+
+    monkeypatch.setattr(selfplay, "verify_proposals", refuse)
+    monkeypatch.setattr(duration, "VALID", 1.0)
+    train.show_plan(config.parse_args(None, ["--base", str(micro_base), *TRIAL, "--proposals-per-prompt", "1", "--rollout-batch", "2"]))
+    assert "by a trial a step takes " in capsys.readouterr().out
 
 
 def test_a_run_says_after_its_third_step_when_it_will_end(micro_base, tmp_path, capsys):
