@@ -64,13 +64,14 @@ def pace(s: Setup, state: State, rows: list[dict]) -> Pace:
         seconds = row["seconds"]
         steps.append(sum(seconds.values()) - seconds["probe"])
     probe = 0.0
+    n_answers = answers_of_probe(s, state)
     for row in rows:
         if not probe_due(s.cfg, row["step"]):
             continue
-        n_asked = answers_of_probe(s, state)
+        n_asked = n_answers
         if row["step"] == 0 and not s.cfg.init:         # fresh members are the base: it alone was asked
             n_asked = len(state.heldout) + len(state.unseen)
-        probe = row["seconds"]["probe"] / max(1, n_asked) * answers_of_probe(s, state)
+        probe = row["seconds"]["probe"] / max(1, n_asked) * n_answers
     return Pace(sum(steps) / len(steps), probe)
 
 
@@ -133,11 +134,10 @@ class Watch:
 
 @dataclass
 class Tried:
-    """A rollout of a trial: the seconds that the whole of it takes, how many rows it has, those that were
-    begun, as far as they were drawn (None where there was nothing to draw), the share of all tokens that this
-    is, and what the work returned (None where its time was over)."""
+    """A rollout of a trial: the seconds that the whole of it takes, its rows that were begun, as far as they
+    were drawn (None where there was nothing to draw), the share of all tokens that this is, and what the work
+    returned (None where its time was over)."""
     seconds: float
-    n_rows: int
     rollout: Rollout | None
     share: float
     result: object
@@ -154,11 +154,11 @@ def tried(s: Setup, work: Callable[[Setup], object]) -> Tried:
         left = watch.tokens_left(s.cfg.max_new_tokens)
     seconds = time.perf_counter() - watch.began
     if watch.rows is None:
-        return Tried(seconds, 0, None, 1.0, result)
+        return Tried(seconds, None, 1.0, result)
     rollout = watch.rows.select(watch.rows.n_tokens.nonzero().squeeze(1))
     drawn = int(rollout.n_tokens.sum())
     share = drawn / (drawn + left)
-    return Tried(seconds / share, len(watch.rows.length), rollout, share, result)
+    return Tried(seconds / share, rollout, share, result)
 
 
 def trial(s: Setup, state: State) -> Pace:
