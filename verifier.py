@@ -82,8 +82,7 @@ class Sandbox(AbstractContextManager):
         if sys.platform != "linux":
             raise UserError("The sandbox for model code needs Linux: use a Linux container (.devcontainer "
                              "describes one) or, on Windows, WSL2.")
-        left_out = {name: "left out" for name in without}
-        options = dict(profile=profile, mem_mb=limits.mem_mb, without=left_out,
+        options = dict(profile=profile, mem_mb=limits.mem_mb, without=dict.fromkeys(without, "left out"),
                        packages_from=folder_of(limits.packages))
         n_files = os.sysconf("SC_OPEN_MAX") // 2        # the other half is left for the trainer
         workers = workers or max(2, min((os.cpu_count() or 1) // 2, n_files // FILES_OF_A_WORKER))
@@ -160,17 +159,15 @@ class PortableVerifier(AbstractContextManager):
     def judge(self, job: Job) -> Verdict:
         """The verdict on one job."""
         began = time.process_time()
-        outputs, errors, ended = [], [], "ok"
-        for given in job.inputs:
-            if ended != "ok" and job.give_up:
-                end, output, error = ended, None, "not run"
-            else:
-                end, output, error = portable.run(job.code, job.entry, given)
-            outputs.append(output)
-            errors.append(error)
-            if ended == "ok":               # the first that went wrong is the job's end
-                ended = end
-        return Verdict(ended, tuple(outputs), tuple(errors), time.process_time() - began)
+        case = Case(job)
+        end = "ok"
+        for i, given in enumerate(job.inputs):
+            claim = None, "not run"
+            if end == "ok" or not job.give_up:
+                end, *claim = portable.run(job.code, job.entry, given)
+            case.seen[0][i] = end, [claim]
+        case.cpu_s = time.process_time() - began
+        return conclude(case)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -193,22 +190,24 @@ def open_sandbox(kind: str, prompt_format: str, workers: int = 0) -> Sandbox | P
 
 
 def conclude(case: Case) -> Verdict:
-    """A Case's Verdict. seen[pass][input] = (end, [(mark, text), ...]), mark b"=": value, b"!": reason."""
+    """A Case's Verdict. seen[pass][input] = (end, [(output, error), ...]): of each call a value's text and
+    None, or None and a reason."""
     outputs, errors, ends = [], [], []
     for i in range(len(case.job.inputs)):
         end, claims = case.seen[0][i]
-        mark, text = claims[0] if claims else (b"!", end)
+        output, error = claims[0] if claims else (None, end)
         ends.append(end)
         # What a later pass saw can only take away from what the first one claims.
         for seen in case.seen[1:]:
             end_again, again = seen.get(i, ("ok", []))
             ends.append(end_again)
-            if end_again in ("timeout", "killed", "sandbox failure") and mark == b"=":
-                mark, text = b"!", end_again
-            elif end_again != "ok" or any(m != mark or m == b"=" and t != text for m, t in again):
-                mark, text = b"!", "nondeterministic"
-        outputs.append(text if mark == b"=" else None)
-        errors.append(None if mark == b"=" else text)
+            if end_again in ("timeout", "killed", "sandbox failure") and error is None:
+                output, error = None, end_again
+            # two reasons may differ: many an error names an address
+            elif end_again != "ok" or any(value != output for value, _ in again):
+                output, error = None, "nondeterministic"
+        outputs.append(output)
+        errors.append(error)
     end = next((end for end in ends if end != "ok"), "ok")
     return Verdict(end, tuple(outputs), tuple(errors), case.cpu_s)
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from sandbox.profiles import DONE, GO, LATE, PROFILES, STARVED, Profile
 from sandbox.values import decode, encode
@@ -42,7 +43,7 @@ REASON = re.compile(r"error: |unsupported: |(too big|too big:( [0-9a-f]{64}){1,2
 class Case:
     """One job and what has been seen of it."""
     job: object
-    seen: tuple = field(default_factory=lambda: ({}, {}, {}))   # of a pass {input: (end, [(mark, text), ..])}
+    seen: tuple = field(default_factory=lambda: ({}, {}, {}))   # of a pass {input: (end, claims)}
     cpu_s: float = 0.0
 
 
@@ -66,9 +67,9 @@ def passes(job: object) -> int:
     if not job.deterministic:
         return 1
     # A space before an input, so that it is not taken for a statement at the beginning of a line.
-    for text in (job.code, *[f" {given}" for given in job.inputs]):
-        if MAY_VARY.search(text):
-            return 3
+    text = "\n ".join((job.code, *job.inputs))
+    if MAY_VARY.search(text):
+        return 3
     return 2
 
 
@@ -91,7 +92,7 @@ class ForkServer:
         environment = {name: os.environ[name] for name in FINDS if name in os.environ}
         environment |= dict(PYTHONHASHSEED=str(SEEDS[which]), LD_BIND_NOW="1", LC_ALL="C.UTF-8",
                             NANOPOPULORA_SANDBOX=json.dumps(dict(options, fds=fds, which=which)))
-        file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
+        file = Path(__file__).absolute().with_name("fork_server.py")
         null = subprocess.DEVNULL
         try:
             self.process = subprocess.Popen([sys.executable, "-sSB", file], env=environment, cwd="/",
@@ -168,20 +169,21 @@ class ForkServer:
 
 # ---- what a child claims ----------------------------------------------------------------------------------
 
-def read_claim(line: bytes, profile: Profile) -> tuple[bytes, str]:
-    """A line of a child's report -> (mark, text). Raises ValueError for neither a value nor a reason."""
+def read_claim(line: bytes, profile: Profile) -> tuple[str | None, str | None]:
+    """A line of a child's report -> (text of a value, reason), one of them None. Raises ValueError where it is
+    neither."""
     mark, text = line[:1], line[1:].decode("ascii")
     if mark == b"=":
         decode(text, profile.max_text)
-        return mark, text
+        return text, None
     if mark == b"!" and REASON.match(text):
-        return mark, re.sub("[^ -~]", "?", text[:200])  # safe in logs, terminals and JSON
+        return None, re.sub("[^ -~]", "?", text[:200])  # safe in logs, terminals and JSON
     raise ValueError("neither a value nor a reason")
 
 
 def read_claims(raw: bytes, order: tuple[int, ...], end: str, profile: Profile) -> tuple[str, bool, list]:
-    """Bytes from a child -> (end, whether the program was loaded, [(mark, text), ...] for a prefix of order).
-    Nothing in here is trusted: one line per input, canonical values only, and anything extra is
+    """Bytes from a child -> (end, whether the program was loaded, claims for a prefix of order, as read_claim
+    has them). Nothing in here is trusted: one line per input, canonical values only, and anything extra is
     "malformed"."""
     *lines, rest = raw.split(b"\n")
     if raw == b">":
@@ -211,26 +213,25 @@ def read_output(raw: bytes, order: tuple[int, ...], end: str, profile: Profile) 
     if end != "ok":
         return end, True, []
     try:
-        return end, True, [(b"=", encode(raw[1:].decode("utf-8", "replace"), limit=profile.max_text))]
+        return end, True, [(encode(raw[1:].decode("utf-8", "replace"), limit=profile.max_text), None)]
     except ValueError:
         return "too big", True, []
 
 
 # ---- all fork servers -------------------------------------------------------------------------------------
 
+@dataclass
 class Scheduler:
     """Fork servers, one of each hash seed for each of `workers` processor cores, and the queue of their runs.
     One caller at a time. limits: the Profile in force. options: what a fork server is started with
     (fork_server.prepare). replaced counts those that had to be started again."""
-
-    def __init__(self, workers: int, limits: Profile, options: dict):
-        self.workers = workers
-        self.limits = limits
-        self.options = options
-        self.replaced = 0
-        self.servers: list[ForkServer] = []
-        self.busy: list[ForkServer] = []
-        self.selector = selectors.PollSelector()
+    workers: int
+    limits: Profile
+    options: dict
+    replaced: int = 0
+    servers: list[ForkServer] = field(default_factory=list)
+    busy: list[ForkServer] = field(default_factory=list)
+    selector: selectors.PollSelector = field(default_factory=selectors.PollSelector)
 
     def open(self) -> dict[str, str]:
         """Starts all fork servers -> the layers of the first."""
@@ -290,9 +291,9 @@ class Scheduler:
         if n_chars > self.limits.max_job:
             for i in order:
                 case.seen[0][i] = ("too big", [])
-        elif order and case.job.entry is None:
-            queue.append(ChildRun(case, 0, order[:1]))
         elif order:
+            if case.job.entry is None:
+                order = order[:1]
             queue.append(ChildRun(case, 0, order))
 
     def begin(self, run: ChildRun) -> None:
