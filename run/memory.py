@@ -38,13 +38,12 @@ def memory_plan(cfg: Config, m: ModelConfig, dtype: torch.dtype,
     with torch.device("meta"):
         model = Model(m)
     factors = count_factors(cfg, model, n_members)
-    n_passing = numbers_passing(m)
     plan = dict(
         base=base_bytes(cfg, model, dtype),
         adapters=factors.n * 4,
         optimiser=factors.n * 8)
-    plan |= generation_bytes(cfg, m, dtype, factors, n_passing)
-    plan |= update_bytes(cfg, m, dtype, factors, n_passing, n_members)
+    plan |= generation_bytes(cfg, m, dtype, factors)
+    plan |= update_bytes(cfg, m, dtype, factors, n_members)
     return {use: n_bytes / 2 ** 30 for use, n_bytes in plan.items()}
 
 
@@ -76,9 +75,7 @@ def base_bytes(cfg: Config, model: Model, dtype: torch.dtype) -> int:
     if cfg.dtype == "int8":
         for layer in model.linears().values():          # a byte a weight, and a scale for each output
             n_bytes += layer.out_features * (size + layer.in_features * (1 - size))
-        largest = 0
-        for fused in model.fused_linears():
-            largest = max(largest, fused.layers[0].in_features * sum(fused.sizes))
+        largest = max(fused.layers[0].in_features * sum(fused.sizes) for fused in model.fused_linears())
         n_bytes += largest * size                       # one layer at a time is there in full
     return n_bytes
 
@@ -90,8 +87,8 @@ def numbers_passing(m: ModelConfig) -> int:
     return 4 * m.hidden_size + max(4 * m.intermediate_size, 4 * queries + 3 * keys)
 
 
-def generation_bytes(cfg: Config, m: ModelConfig, dtype: torch.dtype, factors: FactorCount,
-                     n_passing: int) -> dict[str, int]:
+def generation_bytes(cfg: Config, m: ModelConfig, dtype: torch.dtype,
+                     factors: FactorCount) -> dict[str, int]:
     """Bytes while rows decode, by use."""
     size = dtype.itemsize
     pages = has_pages(cfg, m, dtype)
@@ -99,6 +96,7 @@ def generation_bytes(cfg: Config, m: ModelConfig, dtype: torch.dtype, factors: F
     V = m.vocab_size
     T = longest_row(cfg, m)
     rows = cfg.rollout_batch
+    n_passing = numbers_passing(m)
     keys = m.num_key_value_heads * m.head_dim
     prompt = max(1, T - cfg.max_new_tokens)
     admitted = min(max(1, PREFILL // prompt), rows)     # prompts run at a time
@@ -119,7 +117,7 @@ def generation_bytes(cfg: Config, m: ModelConfig, dtype: torch.dtype, factors: F
         decoding=decoding)
 
 
-def update_bytes(cfg: Config, m: ModelConfig, dtype: torch.dtype, factors: FactorCount, n_passing: int,
+def update_bytes(cfg: Config, m: ModelConfig, dtype: torch.dtype, factors: FactorCount,
                  n_members: int) -> dict[str, float]:
     """Bytes while members learn from a micro-batch, by use."""
     size = dtype.itemsize
@@ -128,6 +126,7 @@ def update_bytes(cfg: Config, m: ModelConfig, dtype: torch.dtype, factors: Facto
     F = m.intermediate_size
     L = m.num_hidden_layers
     T = longest_row(cfg, m)
+    n_passing = numbers_passing(m)
     queries = m.num_attention_heads * m.head_dim
     keys = m.num_key_value_heads * m.head_dim
     # numbers of a token that are kept for the backward pass
@@ -150,15 +149,12 @@ def update_bytes(cfg: Config, m: ModelConfig, dtype: torch.dtype, factors: Facto
         logits=min(rl.CHUNK, max(budget, T) * m.vocab_size) * of_logit)
 
 
-def total(plan: dict[str, float], uses: tuple[str, ...]) -> float:
-    """Gigabytes of several uses."""
-    return sum(plan[use] for use in uses)
-
-
 def peak(plan: dict[str, float], phases: tuple = (GENERATE, UPDATE)) -> float:
     """Gigabytes of a plan at the worst moment: generation and update take turns."""
-    highest = max(total(plan, uses) for uses in phases)
-    return total(plan, ALWAYS) + highest
+    def total(uses: tuple[str, ...]) -> float:
+        return sum(plan[use] for use in ALWAYS + uses)
+
+    return max(map(total, phases))
 
 
 def fitted(cfg: Config, m: ModelConfig, dtype: torch.dtype, n_members: int, free: float) -> Config:
@@ -192,10 +188,11 @@ def plan_table(cfg: Config, m: ModelConfig, dtype: torch.dtype, n_members: int,
         for use in uses:
             if plan[use]:
                 tell(use, plan[use], phase)
-    tell("peak", peak(plan), "generation and update take turns")
+    highest = peak(plan)
+    tell("peak", highest, "generation and update take turns")
     if free < float("inf"):
         tell("free", free, "")
-    if peak(plan) > free:
+    if highest > free:
         table.append("lower --tokens-per-microbatch, --rollout-batch, --max-new-tokens, --rank or --pop, "
                      "or pass --dtype bfloat16 or int8")
-    return "\n".join(table), peak(plan) <= free
+    return "\n".join(table), highest <= free
