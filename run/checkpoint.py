@@ -19,7 +19,7 @@ import selfplay
 from config import Config
 from evolve import ROLES, Member, member_order, spread
 from infra.errors import demand
-from infra.files import demand_fields, json_object
+from infra.files import demand_fields, json_object, read_log
 from rl import Adam
 from run.directory import LOGS, RunDir
 from selfplay import ProposalRecord, Setup
@@ -119,8 +119,8 @@ def held_out(setup: Setup) -> list[Task]:
     rows = cruxeval.rows_of(path.read_text(encoding="utf-8", errors="replace"), "validation")
     if rows:
         tasks = []
+        run = functools.partial(selfplay.run_jobs, setup)
         for kind in cruxeval.KINDS.values():
-            run = functools.partial(selfplay.run_jobs, setup)
             tasks += cruxeval.tasks_of(rows, kind, cfg.dedupe, run).values()
         return first_of_types(tasks, cfg.n_heldout, cfg.task_types)
     given = first_of_types(read_tasks(path), cfg.n_heldout, cfg.task_types)
@@ -130,9 +130,14 @@ def held_out(setup: Setup) -> list[Task]:
 def seeded_archive(setup: Setup) -> Archive:
     """The archive that a run begins with. Raises UserError for a seed that is no valid task."""
     cfg = setup.cfg
-    archive = Archive(list(cfg.task_types))
-    given = seeds(cfg)
-    for task in selfplay.make_tasks(setup, given, cfg.seed_tasks or "seed"):
+    tasks = selfplay.make_tasks(setup, seeds(cfg), cfg.seed_tasks or "seed")
+    return archive_of(cfg.task_types, tasks)
+
+
+def archive_of(task_types: Iterable[str], tasks: list[Task]) -> Archive:
+    """An archive to which these tasks came in this order, which gives each its id."""
+    archive = Archive(list(task_types))
+    for task in tasks:
         structure = TASK_TYPES[task.kind].structure(task.program)
         archive.add(dataclasses.replace(task, id=archive.n_added), structure)
     return archive
@@ -240,8 +245,7 @@ def save(run: RunDir, state: State, setup: Setup) -> None:
         for slot, name in slots(state.members).items():
             save_peft(setup.adapters, slot, directory / name, setup.cfg.base, setup.base_hash)
             if n_learned[slot]:
-                tensors = {key: x.contiguous() for key, x in state.adam.state_dict(slot).items()}
-                save_file(tensors, directory / OPTIMIZER / f"{name}.safetensors")
+                save_file(state.adam.state_dict(slot), directory / OPTIMIZER / f"{name}.safetensors")
 
     metadata = dict(
         base_files=setup.base_hash,
@@ -290,17 +294,13 @@ def archive_at(run: RunDir, metadata: dict, task_types: Iterable[str]) -> Archiv
     def logged(path: Path) -> list[Task]:
         """The log's valid tasks."""
         tasks = []
-        for line in path.read_bytes()[:metadata["logs"][path.name]].splitlines():
-            row = json_object(line)
+        for row in read_log(path, metadata["logs"][path.name]):
             demand_fields(row, {"reason"})
             if not row["reason"]:
                 tasks.append(task_of(row))
         return tasks
 
-    archive = Archive(list(task_types))
-    for task in metadata["seeds"] + run.read("tasks.jsonl", logged):
-        archive.add(task, TASK_TYPES[task.kind].structure(task.program))
-    return archive
+    return archive_of(task_types, metadata["seeds"] + run.read("tasks.jsonl", logged))
 
 
 def restore(run: RunDir, setup: Setup, adam: Adam, step: int) -> State:
