@@ -1,6 +1,5 @@
 """What a run needs of the operating system: signals, a clock, and a description of the machine."""
 import dataclasses
-import datetime
 import hashlib
 import os
 import platform
@@ -117,9 +116,9 @@ def environment(cfg: Config, ranks: Ranks, sandbox: Sandbox | PortableVerifier) 
     flags = {}
     for f in dataclasses.fields(cfg):
         flags[f.name] = [usual[f.name], f.metadata["help"]]
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
     return dict(
-        started=now.isoformat(timespec="seconds"),
+        started=now,
         commit=git_commit() or "unknown",
         source=source_hash(),
         python=platform.python_version(),

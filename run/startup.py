@@ -47,9 +47,9 @@ def choose_directory(cfg: Config) -> Path:
         ending = path.name[len(stem) + 1:]
         if ending.isdigit():
             last = max(last, int(ending))
-    if last and cfg.resume:                     # --resume alone goes on with the latest
-        return out / f"{stem}-{last}"
-    return out / f"{stem}-{last + 1}"
+    if not last or not cfg.resume:              # --resume alone goes on with the latest
+        last += 1
+    return out / f"{stem}-{last}"
 
 
 def flags_of_run(cfg: Config) -> dict:
@@ -125,20 +125,19 @@ def estimate_memory(cfg: Config, ranks: Ranks) -> Estimate:
         prompt_format = load_tokenizer(path)[1]
     absent = cfg.device.startswith("cuda") and ranks.device.type == "cpu"       # --plan without the card
     device = "cuda" if absent else ranks.device.type
+    number = pick_dtype(cfg.dtype, ranks.device)
+    if absent and cfg.dtype not in DTYPES:
+        number = "bfloat16"
     if cfg.dtype == "auto":
-        best = "bfloat16" if absent else pick_dtype("auto", ranks.device)
-        cfg = dataclasses.replace(cfg, dtype=best)
+        cfg = dataclasses.replace(cfg, dtype=number)
     cfg = resolve_config(cfg, prompt_format, device)
     demand(cfg.max_new_tokens < shape.max_position_embeddings,
            f"--max-new-tokens {cfg.max_new_tokens} exceed the base's context, "
            f"{shape.max_position_embeddings} tokens, which a prompt shares: give fewer")
-    if absent and cfg.dtype == "int8":
-        dtype = torch.bfloat16
-    else:
-        dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
     # a CPU has but one memory: nothing is paged out of it
     n = n_adapters(cfg) if device == "cpu" else n_on_device(cfg)
     free = float("inf") if absent else free_memory(ranks.device)
+    dtype = DTYPES[number]
     table, fits = plan_table(cfg, shape, dtype, n, free)
     return Estimate(cfg, dtype, table, fits)
 

@@ -18,10 +18,10 @@ def visible(text: str) -> str:
     return text.translate(codes)
 
 
-def block(words: object, margin: str = "    ") -> str:
+def block(words: object) -> str:
     """A model's text, made visible, each line behind a margin."""
-    lines = visible(str(words)).rstrip("\n").split("\n")
-    return margin + f"\n{margin}".join(lines)
+    text = visible(str(words)).rstrip("\n")
+    return "    " + text.replace("\n", "\n    ")
 
 
 def print_safely(words: str) -> None:
@@ -45,7 +45,7 @@ def format_task(row: dict) -> str:
     for given, result in zip(row.get("inputs", ()), row.get("outputs", ())):
         out.append(block(f"{given} -> {result}"))
     for student, verdicts in row.get("attempts", {}).items():
-        texts = list(map(str.strip, row["answers"].get(student, ())))
+        texts = map(str.strip, row["answers"].get(student, ()))
         alike = Counter(zip_longest(verdicts, texts, fillvalue=""))         # equal answers are shown once
         for (verdict, text), n in alike.most_common():
             short = visible(text.replace("\n", " / "))[-LINE:]
@@ -61,7 +61,6 @@ def first_of_each(rows: list[dict], n: int) -> list[dict]:
     for row in rows:
         refused = bool(row["reason"])
         lot = refused, row["teacher"]
-        turns.append((refused, n_before[lot]))
+        turns.append((refused, n_before[lot], len(turns), row))
         n_before[lot] += 1
-    order = sorted(range(len(rows)), key=turns.__getitem__)
-    return [rows[i] for i in order[:n]]
+    return [row for *_, row in sorted(turns)[:n]]
