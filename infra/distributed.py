@@ -182,10 +182,8 @@ class Ranks:
         for x in values.values():
             number = checksum(x) if isinstance(x, torch.Tensor) else torch.tensor(x)
             numbers.append(number.to(self.device))
-        own = torch.stack(numbers)
-        everybody = [torch.empty_like(own) for _ in range(self.world)]
-        dist.all_gather(everybody, own)
-        differs = torch.stack(everybody).cpu() != everybody[0].cpu()            # (world, values)
+        everybody = self.gather(torch.stack(numbers)[None], [1] * self.world)   # (world, values)
+        differs = (everybody != everybody[0]).cpu()
         if not differs.any():
             return
         names = list(itertools.compress(values, differs.any(0)))

@@ -3,6 +3,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ def send(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     return x.to(device)
 
 
+@dataclass
 class CUDAGraphRunner:
     """A step that is called over and over, as a CUDA graph where that works: one launch, not a thousand.
 
@@ -22,14 +24,12 @@ class CUDAGraphRunner:
     may not be replayed any more once another has been recorded. A step that cannot be recorded runs as it is;
     so do all later ones, unless only memory was short.
     """
-    can_record = True
+    can_record = True                       # this and what follows up to `stream`: of all runners together
     pool = None                             # torch.cuda.MemPool
     stream = None                           # on which graphs are recorded
-
-    def __init__(self, step: Callable[[], None], as_graph: bool):
-        self.step = step
-        self.as_graph = as_graph
-        self.n_calls = 0
+    step: Callable[[], None]
+    as_graph: bool
+    n_calls: int = 0
 
     def __call__(self) -> None:
         self.n_calls += 1
