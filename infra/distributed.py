@@ -121,28 +121,28 @@ class Ranks:
             n = int(number)
         return n
 
-    def broadcast(self, make: Callable, source: int = 0) -> object:
-        """make() on process `source`, its JSON-able result on all of them; a UserError is raised in all."""
-        if self.world == 1:
-            return make()
-        message = {}
-        if self.rank == source:
-            try:
-                message = dict(result=make())
-            except UserError as e:
-                message = dict(error=str(e))
+    def share(self, value: object, source: int) -> object:
+        """The JSON-able value of process `source`, in all processes."""
         # JSON, not broadcast_object_list: that would unpickle, and what is sent holds texts of models.
-        text = json.dumps(message).encode()
+        text = json.dumps(value).encode()
         size = torch.tensor([len(text)], device=self.device)
         dist.broadcast(size, source)
         data = torch.empty(int(size), dtype=torch.uint8, device=self.device)
         if self.rank == source:
             data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         dist.broadcast(data, source)
-        message = json.loads(data.cpu().numpy().tobytes())
-        if "error" in message:
-            raise UserError(message["error"])
-        return message["result"]
+        return json.loads(data.cpu().numpy().tobytes())
+
+    def broadcast(self, make: Callable) -> object:
+        """make() on process 0, its JSON-able result on all of them; a UserError is raised in all."""
+        def make_once() -> object:
+            if self.rank == 0:
+                return make()
+
+        result = self.together(make_once)
+        if self.world == 1:
+            return result
+        return self.share(result, 0)
 
     def together(self, make: Callable) -> object:
         """make() in every process. Where it raises UserError in one, all raise it: nobody waits."""
@@ -155,7 +155,7 @@ class Ranks:
             error = str(e) or repr(e)
         failed = self.all_reduce_min(self.rank if error else self.world)
         if failed < self.world:
-            raise UserError(self.broadcast(lambda: error, source=failed))
+            raise UserError(self.share(error, failed))
         return result
 
     def broadcast_member(self, adapters: object, slot: int) -> None:
@@ -182,7 +182,8 @@ class Ranks:
         for x in values.values():
             number = checksum(x) if isinstance(x, torch.Tensor) else torch.tensor(x)
             numbers.append(number.to(self.device))
-        everybody = self.gather(torch.stack(numbers)[None], [1] * self.world)   # (world, values)
+        own = torch.stack(numbers)
+        everybody = self.gather(own[None], [1] * self.world)            # (world, values)
         differs = (everybody != everybody[0]).cpu()
         if not differs.any():
             return
