@@ -63,7 +63,18 @@ class Verdict:
     cpu_s: float
 
 
-class Sandbox(AbstractContextManager):
+class Verifier(AbstractContextManager):
+    """What judges programs: a Sandbox or, without its walls, a PortableVerifier. `run` takes Jobs and returns
+    Verdicts; tier and report say what protects; who leaves its `with` closes it."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Sandbox(Verifier):
     """Runs jobs on `workers` processor cores at once; 0 = half of them, at least two, as far as descriptors
     suffice (`ulimit -n`).
 
@@ -134,9 +145,6 @@ class Sandbox(AbstractContextManager):
         """Kills all fork servers."""
         self.scheduler.close()
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 def folder_of(packages: tuple[str, ...]) -> str:
     """The folder in which this interpreter finds the first of some packages; "" where it has none of them."""
@@ -144,7 +152,7 @@ def folder_of(packages: tuple[str, ...]) -> str:
     return os.path.dirname(os.path.dirname(os.path.abspath(found.origin))) if found else ""
 
 
-class PortableVerifier(AbstractContextManager):
+class PortableVerifier(Verifier):
     """What Sandbox does, for programs of the micro prompt format alone, wherever Python runs: portable.py
     interprets them in this process, so that there is nothing to wall in."""
     tier = "portable"
@@ -169,14 +177,8 @@ class PortableVerifier(AbstractContextManager):
         case.cpu_s = time.process_time() - began
         return conclude(case)
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-def open_sandbox(kind: str, prompt_format: str, workers: int = 0) -> Sandbox | PortableVerifier:
+def open_sandbox(kind: str, prompt_format: str, workers: int = 0) -> Verifier:
     """The verifier of programs in a prompt format: "fork", "portable" (micro alone), or "auto", the fork
     where its walls can be had. Raises UserError where there is none for this format here."""
     if kind == "portable":

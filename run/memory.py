@@ -58,13 +58,14 @@ class FactorCount:
 def count_factors(cfg: Config, model: Model, n_members: int) -> FactorCount:
     """The numbers in the factors of so many members."""
     count = FactorCount()
+    n_rows = n_members * cfg.rank           # of all members' A, and columns of their B
     for fused in model.fused_linears():
         width = fused.layers[0].in_features + sum(fused.sizes)
         for layer in fused.layers:
             if name_of(layer.path) in cfg.lora_targets:
                 count.n_adapted += 1
-                count.n += n_members * cfg.rank * (layer.in_features + layer.out_features)
-                count.joint += n_members * cfg.rank * width
+                count.n += n_rows * (layer.in_features + layer.out_features)
+                count.joint += n_rows * width
     return count
 
 

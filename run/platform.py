@@ -15,7 +15,7 @@ import torch
 from config import Config, flags_of, resolve_config
 from infra.distributed import Ranks
 from infra.errors import Interrupted
-from verifier import PortableVerifier, Sandbox
+from verifier import Verifier
 
 # Folders of which no run computes anything
 NOT_COMPUTING = ("course", "docs", "tests", "out")
@@ -107,7 +107,7 @@ def source_hash() -> str:
     return digest.hexdigest()[:12]
 
 
-def environment(cfg: Config, ranks: Ranks, sandbox: Sandbox | PortableVerifier) -> dict:
+def environment(cfg: Config, ranks: Ranks, sandbox: Verifier) -> dict:
     """Where a run ran, and of each flag its default in this prompt format and its meaning."""
     device = f"CPU, {os.cpu_count()} cores"
     if ranks.device.type == "cuda":

@@ -27,7 +27,7 @@ from selfplay import Setup
 from tasks import FRESH, read_given
 from tasks.prompts import day_told
 from tasks.validation import Limits
-from verifier import PortableVerifier, Sandbox, open_sandbox
+from verifier import Verifier, open_sandbox
 from weights import files_hash, load_base, load_tokenizer, read_config, resolve, weights_hash
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -191,7 +191,7 @@ def try_out(cfg: Config, ranks: Ranks) -> str:
 
 
 def populate(cfg: Config, base: Base, ranks: Ranks,
-             sandbox: Sandbox | PortableVerifier | None, shows_bars: bool = False) -> tuple[Setup, Adam]:
+             sandbox: Verifier | None, shows_bars: bool = False) -> tuple[Setup, Adam]:
     """What stays the same during a run, with the members' adapters in it and sizes that fit this machine, and
     their optimiser."""
     if cfg.tasks:
