@@ -170,8 +170,8 @@ class ForkServer:
 # ---- what a child claims ----------------------------------------------------------------------------------
 
 def read_claim(line: bytes, profile: Profile) -> tuple[str | None, str | None]:
-    """A line of a child's report -> (text of a value, reason), one of them None. Raises ValueError where it is
-    neither."""
+    """A line of a child's report -> (text of a value, reason), one of them None. Raises ValueError where it
+    is neither."""
     mark, text = line[:1], line[1:].decode("ascii")
     if mark == b"=":
         decode(text, profile.max_text)
