@@ -14,7 +14,6 @@ differ is a flag of its own; config.ALGORITHMS says what each chooses:
 A member's loss is a sum over its own tokens: its step does not depend on who else is in the batch. Adam has
 moments, steps, gradient norm and rate of each member (1412.6980).
 """
-import itertools
 import sys
 from dataclasses import dataclass, replace
 
@@ -27,7 +26,6 @@ from config import Config, resolve_config, spelled
 from generate import Rollout
 from infra.distributed import ALONE, Ranks
 from infra.errors import UserError, demand
-from infra.gpu import send
 from lora import Adapters, AdapterWeights, Route
 from model import Base
 from pack import Packed, micro_batches, pack
@@ -54,33 +52,23 @@ class Batch:
 def no_case(name: str, cfg: Config, where: str) -> str:
     """What is said of a value that config.py allows and no function of this file knows: without a case it
     would compute what the default does, and nobody would notice."""
-    flag = spelled(name)
-    return f"{flag} {getattr(cfg, name)} has no case in {where}: add one there"
+    return f"{spelled(name)} {getattr(cfg, name)} has no case in {where}: add one there"
 
 
 # --- advantages ---------------------------------------------------------------------------------------------
 
 def mean_and_std(
-    x: Tensor,                       # (N,)
+    x: Tensor,                       # (N,) float64
     group: Tensor,                   # (N,) rows with the same number are a group
-    weight: Tensor | None = None,    # (N,)
+    weight: Tensor,                  # (N,)
 ) -> tuple[Tensor, Tensor]:
     """The weighted mean and the standard deviation of x in each row's group, both (N,) float64."""
-    x = x.double()
-    if weight is None:
-        weight = torch.ones_like(x)
-    weight = weight.to(x.dtype)
     _, index = group.unique(return_inverse=True)           # the groups, numbered without gaps
-    n_groups = int(index.max()) + 1
-
-    def total(y: Tensor) -> Tensor:
-        """The sum of y (N,) over each group (n_groups,)."""
-        return x.new_zeros(n_groups).index_add_(0, index, y)
-
-    mass = total(weight).clamp_min(1e-12)
-    mean = total(weight * x) / mass
-    mean = mean[index]                                     # from (n_groups,) to (N,)
-    var = total(weight * (x - mean) ** 2) / mass
+    # bincount of weights is their sum over each group, (number of groups,)
+    mass = index.bincount(weight).clamp_min(1e-12)
+    mean = index.bincount(weight * x) / mass
+    mean = mean[index]                                     # back to (N,)
+    var = index.bincount(weight * (x - mean) ** 2) / mass
     return mean, var[index].sqrt()
 
 
@@ -88,8 +76,8 @@ def advantages(batch: Batch, cfg: Config = DEFAULT) -> Tensor:
     """One advantage per row (N,) float32, the same for each of its tokens. Rows of groups without variance
     get exactly 0 and take no part in the whitening; with the baseline "none" every row takes part. A reward
     that is not finite makes NaN, which `accumulate` reports."""
-    mean, std = mean_and_std(batch.reward, batch.group)
-    adv = batch.reward.to(mean.dtype)
+    adv = batch.reward.double()
+    mean, std = mean_and_std(adv, batch.group, torch.ones_like(adv))
     has_variance = ~(std <= 1e-6)                          # not std > 1e-6, which is false for NaN
     if cfg.baseline == "none":
         has_variance = torch.ones_like(has_variance)
@@ -140,9 +128,8 @@ def token_weight(rollout: Rollout, cfg: Config = DEFAULT) -> Tensor:
     if cfg.token_weight == "constant":
         return 1.0 / (rows * cfg.max_new_tokens)
     assert cfg.token_weight == "member", no_case("token_weight", cfg, "rl.token_weight")
-    tokens = torch.zeros_like(index)
-    tokens.index_add_(0, index, rollout.n_tokens)
-    return 1.0 / tokens[index]
+    tokens = index.bincount(rollout.n_tokens)              # of each member, float64
+    return 1.0 / tokens[index].float()
 
 
 # --- loss ---------------------------------------------------------------------------------------------------
@@ -250,10 +237,11 @@ def token_losses(
     if o.old is not None:
         old = o.old[p.row, p.column]
     loss, clipped = policy_loss(logp, old, p, o.adv, cfg)
-    terms = dict(trained_tokens=torch.ones_like(now))      # name of SUMS -> (M,)
-    if o.old is not None:
-        terms["clip_frac"] = clipped
-        terms["approx_kl"] = k3(now - old)
+    # name of SUMS -> (M,); what this configuration does not compute stays 0
+    terms = dict.fromkeys(SUMS, torch.zeros_like(now))
+    terms["trained_tokens"] = torch.ones_like(now)
+    terms["clip_frac"] = clipped
+    terms["approx_kl"] = k3(now - old)
     if cfg.importance_cap:
         weight = (old - p.logp).exp()
         terms["capped_frac"] = weight > cfg.importance_cap
@@ -268,11 +256,9 @@ def token_losses(
         terms["entropy"] = H
         loss = loss - cfg.entropy_coef * H
 
-    none = torch.zeros_like(now)           # of what this configuration does not compute
     sums = []
-    for name in SUMS:
-        term = terms.get(name, none).detach()
-        sums.append(term.double().sum())
+    for term in terms.values():
+        sums.append(term.detach().double().sum())
     return loss, now, torch.stack(sums)
 
 
@@ -381,17 +367,14 @@ def one_pass(
                 done = backward(o, p, weight, checkpointing=n_padded > budget)
             except torch.OutOfMemoryError as e:
                 budget = halved(n_padded, budget, e)
-                left = []                           # `todo` is batches of lines of rows: all their rows
-                for line in itertools.chain.from_iterable(todo):
-                    left += line
-                todo = micro_batches(rollout, left, budget)
+                left = sum(todo, [])                # lines of rows
+                todo = micro_batches(rollout, sum(left, []), budget)
                 continue
             # Outside of the try: where memory ends in here, half of the gradients may have been added, and to
             # split the micro-batch would add them once more. It ends the run.
             done.weights.add_gradients()
             all_logp[p.row, p.column] = done.logp
-            line = p.source // p.ids.shape[1]                                   # (M,) of each token
-            member = send(p.member, device)[line]
+            member = o.batch.rollout.member[p.row]                              # (M,) of each token
             n_nonfinite.index_add_(0, member, (~done.loss.isfinite()).float())
             totals += done.sums
             todo.pop(0)
@@ -506,8 +489,8 @@ class Adam:
         self.m, self.v = [], []            # of each factor, A and B of a layer side by side
         for pair in adapters.masters.values():
             for master in pair:
-                self.m.append(torch.zeros_like(master, requires_grad=False))
-                self.v.append(torch.zeros_like(master, requires_grad=False))
+                self.m.append(torch.zeros_like(master))
+                self.v.append(torch.zeros_like(master))
         self.steps = torch.zeros(adapters.n_members, dtype=torch.int64, device=adapters.device)
 
     def gradient_norms(self) -> Tensor:
@@ -562,8 +545,10 @@ class Adam:
 
     def state_dict(self, slot: int) -> dict[str, Tensor]:
         """A member's moments, as flat named tensors for safetensors; its steps are beside them."""
-        state = {f"m.{i}": x[slot] for i, x in enumerate(self.m)}
-        state |= {f"v.{i}": x[slot] for i, x in enumerate(self.v)}
+        state = {}
+        for i, (m, v) in enumerate(zip(self.m, self.v)):
+            state[f"m.{i}"] = m[slot]
+            state[f"v.{i}"] = v[slot]
         return state
 
     def load_state_dict(self, slot: int, state: dict[str, Tensor]) -> None:
