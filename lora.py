@@ -171,6 +171,7 @@ class Adapters:
 
 # --- the factors of a call ----------------------------------------------------------------------------------
 
+@dataclass
 class AdapterWeights:
     """The factors of the members that a call needs, at the base's precision, laid out for the products.
 
@@ -180,30 +181,26 @@ class AdapterWeights:
     each layer has its own B (k, R, out): no zeros are read, and decoding on a card waits for what it reads.
     With `trains` a backward pass leaves the gradients with copies, and add_gradients passes them on.
     """
+    adapters: Adapters
+    member: Tensor                                      # (B,) of all rows that will be routed; -1 = base
+    dtype: torch.dtype
+    in_graph: bool = False
+    trains: bool = False
 
-    def __init__(
-        self,
-        adapters: Adapters,
-        member: Tensor,                                 # (B,) of all rows that will be routed; -1 = base
-        dtype: torch.dtype,
-        in_graph: bool = False,
-        trains: bool = False,
-    ):
-        self.adapters = adapters
-        self.dtype = dtype
-        self.in_graph = in_graph
-        self.trains = trains
-        self.device = adapters.device
+    def __post_init__(self):
+        member = self.member
+        self.device = self.adapters.device
         self.present = member[member >= 0].unique()     # where `member` is: on the CPU no GPU is waited for
+        rows = self.adapters.rows(self.present)
+        self.rows = send(rows, self.device)             # (k,) where these members stand in the factors
         self.made = {}                                  # of layers on one input: what `for_layers` returns
         self.copies = []                                # (factor, copy of these members' part)
 
     def pick(self, factor: Tensor) -> Tensor:
         """These members' part (k, ...) of a stacked factor (P, ...)."""
-        rows = self.adapters.rows(self.present)
         part = factor
-        if len(rows) < len(factor):                     # of all of them no copy is needed
-            part = factor[send(rows, self.device)]
+        if len(self.rows) < len(factor):                # of all of them no copy is needed
+            part = factor[self.rows]
         if self.trains:
             part = part.detach().requires_grad_()
             self.copies.append((factor, part))
@@ -249,9 +246,8 @@ class AdapterWeights:
 
     def add_gradients(self) -> None:
         """Add the copies' gradients to .grad of the stacked factors, in float32."""
-        rows = send(self.adapters.rows(self.present), self.device)
         for factor, part in self.copies:
-            factor.grad.index_add_(0, rows, part.grad)
+            factor.grad.index_add_(0, self.rows, part.grad)
 
     def can_group(self) -> bool:
         """Whether the grouped product is there for these, and worth its waits on cards but Hopper's."""
@@ -271,25 +267,23 @@ class AdapterWeights:
             return self.static_route(member)
         if not (member >= 0).any():
             return None
-        k = len(self.present)
         scale = self.adapters.scale
         n_rows = (member[:, None] == self.present).sum(0)           # (k,) of each member
         n_bare = (member < 0).sum()
         rows = member.argsort(stable=True)[n_bare:]                 # in the order of members
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
         if in_order and (n_rows == n_rows[0]).all():
-            return Route(self, partial(equal, k=k, scale=scale))
+            return Route(self, partial(equal, scale=scale))
         can_group = self.can_group()
-        if one_token and (k <= DENSE or not can_group):
+        if one_token and (len(self.present) <= DENSE or not can_group):
             return self.static_route(member)
+        rows = send(rows, self.device)
         if not can_group:
-            own = []                                                # the rows of each member
-            for p in self.present:
-                of_member = (member == p).nonzero().squeeze(1)
-                own.append(send(of_member, self.device))
+            own = rows.split(n_rows.tolist())                       # the rows of each member
             return Route(self, partial(looped, own=own, scale=scale))
         ends = send(n_rows.cumsum(0).int(), self.device)            # of each member among rows in order
-        rows = None if in_order else send(rows, self.device)
+        if in_order:
+            rows = None
         return Route(self, partial(grouped, ends=ends, rows=rows, scale=scale))
 
     def static_route(self, member: Tensor) -> "Route | None":
@@ -341,8 +335,9 @@ class Route:
 
 # In what follows A is (k, m R, in), B (k, m R, sum of sizes), x (B, T, in) and y (B, T, sum of sizes).
 
-def equal(A: Tensor, B: Tensor, x: Tensor, y: Tensor, k: int, scale: float) -> Tensor:
+def equal(A: Tensor, B: Tensor, x: Tensor, y: Tensor, scale: float) -> Tensor:
     """As many rows a member, in their order: one batched product."""
+    k = len(A)
     inputs = x.reshape(k, -1, x.shape[2])                       # (k, B/k T, in)
     groups = y.view(k, -1, y.shape[2])
     h = torch.bmm(inputs, A.transpose(1, 2))                    # (k, B/k T, m R)
@@ -352,7 +347,7 @@ def equal(A: Tensor, B: Tensor, x: Tensor, y: Tensor, k: int, scale: float) -> T
     return y
 
 
-def looped(A: Tensor, B: Tensor, x: Tensor, y: Tensor, own: list[Tensor], scale: float) -> Tensor:
+def looped(A: Tensor, B: Tensor, x: Tensor, y: Tensor, own: tuple[Tensor, ...], scale: float) -> Tensor:
     """Member after member on its own rows (n,)."""
     updates = []
     for i, rows in enumerate(own):
