@@ -8,7 +8,6 @@
 A prompt is run once for all answers to it. A token lies in the cache slot of its position: no padding. On a
 CUDA card the cache is paged and a step works in place: one CUDA graph holds it while the batch has its size.
 """
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
@@ -144,8 +143,8 @@ class DecodeBatch:
     """B places, in which a call's N rows decode side by side: L answer tokens at most.
 
     `rows` is the rollout as it grows, with a spare last column; u (N, L + 1) are the numbers that its answers
-    are drawn by. Of the places: which row (B,) decodes there, its member, its latest token, which is not in
-    the cache yet, that token's position, and t, the answer's tokens so far; t = L where no row decodes.
+    are drawn by. Of the places: which row (B,) decodes there, its latest token, which is not in the cache
+    yet, that token's position, and t, the answer's tokens so far; t = L where no row decodes.
     """
 
     def __init__(self, base: Base, adapters: Adapters | None, prompts: Prompts, sampling: SamplingParams):
@@ -187,17 +186,16 @@ class DecodeBatch:
         if adapters:
             self.weights = AdapterWeights(adapters, member, dtype, in_graph=self.paged)
         self.row = torch.arange(B, device=device)
-        self.member = torch.full_like(self.row, -1)
         self.token = torch.zeros_like(self.row)
         self.position = torch.zeros_like(self.row)
         self.t = torch.full_like(self.row, L)
         self.stepper = None                             # takes a step while the places stay as they are
 
-    def route(self, member: Tensor, one_token: bool = False) -> Route | None:
-        """What adds the adapters of rows of these members (B,); None for the bare base."""
+    def route(self, row: Tensor, one_token: bool = False) -> Route | None:
+        """What adds the adapters of these rows' (n,) members; None for the bare base."""
         if self.weights is None:
             return None
-        return self.weights.route(member, one_token)
+        return self.weights.route(self.rows.member[row], one_token)
 
     def extend(self, row: Tensor, t: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the next token of rows (n,), whose answers have t (n,) tokens, by logits (n, V). Returns the
@@ -225,7 +223,7 @@ class DecodeBatch:
         longest = max(self.lengths[i] for i in prompts)
         ids = rows.ids[first, :longest]                             # (m, T), padded with 0
         cache = KVCache(model.cfg, *ids.shape, model.embedding.dtype, device)
-        hidden = model(ids, cache=cache, lora=self.route(rows.member[first]))
+        hidden = model(ids, cache=cache, lora=self.route(first))
         line = torch.arange(len(ids), device=device)
         last = rows.prompt_len[first] - 1
         logits = model.logits(hidden[line, last])                   # (m, V) of the first answer token
@@ -238,7 +236,6 @@ class DecodeBatch:
         row = row.flatten()
         token, t = self.extend(row, torch.zeros_like(row), logits[source])
         self.row[places] = row
-        self.member[places] = rows.member[row]
         self.token[places] = token
         self.position[places] = rows.prompt_len[row]
         self.t[places] = t
@@ -248,7 +245,7 @@ class DecodeBatch:
     def keep(self, kept: Tensor) -> None:
         """Drop all places but the given ones (n,)."""
         self.cache.select(kept)
-        for name in ("row", "member", "token", "position", "t"):
+        for name in ("row", "token", "position", "t"):
             setattr(self, name, getattr(self, name)[kept])
         self.stepper = None
 
@@ -262,7 +259,7 @@ class DecodeBatch:
         self.t.copy_(t)
         self.position += t < self.L
 
-    def unfinished(self, waiting: deque[int]) -> set[int]:
+    def unfinished(self, waiting: list[int]) -> set[int]:
         """Numbers of the rows that decode, or whose prompts wait."""
         rows = set(self.row[self.t < self.L].tolist())
         for prompt in waiting:
@@ -274,9 +271,9 @@ class DecodeBatch:
         within the step. Otherwise it has the route of the rows that are here, and looks at as many slots as
         the furthest row fills."""
         if self.paged:
-            return CUDAGraphRunner(lambda: self.step(self.route(self.member)), self.base.graphs)
+            return CUDAGraphRunner(lambda: self.step(self.route(self.row)), self.base.graphs)
         self.cache.length = int(self.position.max())
-        route = self.route(self.member, one_token=True)
+        route = self.route(self.row, one_token=True)
         return lambda: self.step(route)
 
 
@@ -297,8 +294,8 @@ def decode(
     batch = DecodeBatch(base, adapters, prompts, sampling)
     n, member, N = sampling.n, prompts.member, len(prompts.keys)
     going = set(range(N))                       # rows that `watch` has not been shown
-    longest_first = sorted(range(len(member)), key=lambda i: (-batch.lengths[i], member[i]))
-    waiting = deque(longest_first)              # numbers of prompts
+    # numbers of prompts, the longest first
+    waiting = sorted(range(len(member)), key=lambda i: (-batch.lengths[i], member[i]))
     # The share of idle places from which on they are dropped. They cost time in each step, in pages less,
     # and to drop them costs some, too.
     share = 1 / 2 if batch.paged else 1 / 4
@@ -307,8 +304,7 @@ def decode(
             # who has ended
             B = len(batch.t)
             n_idle = int((batch.t == batch.L).sum())            # places without a row: waits for a GPU
-            n_admitted = (len(member) - len(waiting)) * n
-            n_ended = n_admitted - (B - n_idle)
+            n_ended = N - len(waiting) * n - (B - n_idle)
             bar.update(n_ended - bar.n)
             if watch:
                 still = going
@@ -335,13 +331,11 @@ def decode(
                 batch.stepper()
 
 
-def admit_next(batch: DecodeBatch, waiting: deque[int], n: int, member: list[int]) -> None:
+def admit_next(batch: DecodeBatch, waiting: list[int], n: int, member: list[int]) -> None:
     """Let the first n of the prompts in that wait, or all if they are fewer, those of a member together: as
     many at a time as PREFILL allows."""
-    chosen = []
-    while waiting and len(chosen) < n:
-        chosen.append(waiting.popleft())
-    chosen.sort(key=lambda i: member[i])
+    chosen = sorted(waiting[:n], key=lambda i: member[i])
+    del waiting[:n]
     longest = max(batch.lengths[i] for i in chosen)
     size = max(1, PREFILL // longest)
     for at in range(0, len(chosen), size):
@@ -370,10 +364,6 @@ def generate(
                         f"{context}: {fix}")
     assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
     assert watch is None or ranks.world == 1
-    if ranks.world == 1:
-        rows = decode(base, adapters, prompts, sampling, watch)
-        return rows.select(torch.arange(len(prompts.keys)))     # all of them, cut to the longest
-
     # Each process takes every world-th prompt; all of them gather the rows, and put them into order.
     dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]
     own = dealt[ranks.rank] or [0]                  # who has nothing to do does another's, and drops it
@@ -382,7 +372,7 @@ def generate(
         ids.append(prompts.ids[i])
         member.append(prompts.member[i])
         keys += prompts.keys[i * n:(i + 1) * n]
-    part = decode(base, adapters, Prompts(ids, member, keys), sampling)
+    part = decode(base, adapters, Prompts(ids, member, keys), sampling, watch)
     part = part.widened(longest + new + 1)          # as wide as everybody's
     n_rows = [len(numbers) * n for numbers in dealt]                # of each process
     gathered = part.map(lambda x: ranks.gather(x[:n_rows[ranks.rank]], n_rows))
