@@ -380,9 +380,7 @@ def closing_table(tokenizer: object, tag: str, vocab_size: int, device: torch.de
         takes_part = text in tag or tag[0] in text or tag[-1] in text
         if not takes_part or token >= vocab_size:           # of most tokens the column stays 0
             continue
-        column = []                                         # of the table, but for its last row
         for k in range(len(tag)):
-            column.append(n_matched(tag[:k] + text))
-        table[:-1, token] = torch.tensor(column)
+            table[k, token] = n_matched(tag[:k] + text)
     table[-1] = len(tag)
     return table.to(device)

@@ -88,14 +88,10 @@ def factored(basis: Basis, child: Svd, R: int, gen: Generator) -> tuple[Tensor, 
     A = right.T @ basis.right.T                                 # (live, in)
     B = basis.left @ left                                       # (out, live)
     n_dead = R - len(A)
-    fresh = fresh_rows(n_dead, A.shape[1], gen).to(A)
-    return torch.cat([A, fresh]), F.pad(B, (0, n_dead))
-
-
-def fresh_rows(n: int, width: int, gen: Generator) -> Tensor:
-    """n rows (n, width) of A as a new adapter has them (Kaiming-uniform)."""
-    uniform = torch.rand(n, width, generator=gen) * 2 - 1
-    return uniform / width ** 0.5
+    width = A.shape[1]
+    uniform = torch.rand(n_dead, width, generator=gen) * 2 - 1
+    fresh = uniform / width ** 0.5                              # rows of A as a new adapter has them
+    return torch.cat([A, fresh.to(A)]), F.pad(B, (0, n_dead))
 
 
 def rebuilt(
@@ -119,9 +115,7 @@ def weighted_sum(
 ) -> Factors:
     """Child whose dW is the best rank-R approximation of sum of weight * dW over the parents."""
     def fn(cores: list[Tensor], R: int) -> Svd:
-        total = torch.zeros_like(cores[0])
-        for weight, core in zip(weights, cores):
-            total += weight * core
+        total = sum(map(torch.mul, cores, weights))
         return svd_of(total, R)
     return rebuilt(parents, gen, fn)
 
