@@ -74,10 +74,8 @@ def members_of(members: list[Member], role: str) -> list[Member]:
 def member_order(name: str) -> tuple[int, int, str]:
     """A sort key for members' names: T2 comes before T10 and T10 before S0, as slots are numbered; names of
     no role come first."""
-    letters = [role[0].upper() for role in ROLES]
-    role = 0
-    if name[0] in letters:
-        role = letters.index(name[0])
+    letters = "".join(role[0].upper() for role in ROLES)
+    role = letters.find(name[0])        # -1: none
     return role, len(name), name        # the length: a shorter number is a smaller one
 
 

@@ -46,6 +46,10 @@ def meet(teachers, students, mode, seed, p=None, floor=0.1, **more):
     return [(t.name, s.name) for t, s in pairs]
 
 
+def test_members_stand_in_the_order_of_slots():
+    assert sorted(["S0", "T10", "adapter", "T2", "x"], key=evolve.member_order) == ["x", "adapter", "T2", "T10", "S0"]
+
+
 @pytest.mark.parametrize("n_teachers,n_students", [(4, 4), (5, 2), (2, 5), (1, 1)])
 @pytest.mark.parametrize("mode", MATCHING)
 def test_every_teacher_plays_and_every_student_gets_data(mode, n_teachers, n_students):
