@@ -88,9 +88,7 @@ def plays(member: Member, kind: str) -> bool:
 
 def can_meet(a: Member, b: Member) -> bool:
     """Whether there is a task type that both members play."""
-    if not a.niche or not b.niche:
-        return True
-    return not set(a.niche).isdisjoint(b.niche)
+    return not a.niche or any(plays(b, kind) for kind in a.niche)
 
 
 def able_to_meet(teacher: Member, students: list[Member]) -> list[Member]:
@@ -108,7 +106,8 @@ def cover(members: Iterable[Member]) -> set[str]:
 
 def is_last_of_a_type(member: Member, members: list[Member]) -> bool:
     """Whether a task type would be in no niche any more if this one of the members left."""
-    others = [m for m in members if m is not member]
+    others = list(members)
+    others.remove(member)
     return cover(others) != cover(members)
 
 
@@ -187,8 +186,10 @@ def match(
     from step to step. Else each teacher, or each of n teachers that are drawn, draws a student by WEIGHTS.
     """
     if mode == "all":
-        pairs = list(itertools.product(teachers, students))
-        pairs = [pair for pair in pairs if can_meet(*pair)]
+        pairs = []
+        for teacher in teachers:
+            for student in able_to_meet(teacher, students):
+                pairs.append((teacher, student))
         return rng.sample(pairs, n) if n else pairs
     if mode == "round-robin":
         pairs = take_turns(teachers, students, step)
@@ -300,16 +301,15 @@ def choose_parents(survivors: list[Member], n: int, number: int, rng: Random) ->
     if n == 1 or not survivors[0].niche:
         return rng.sample(survivors, n)
 
-    def worth(places: tuple[int, int]) -> tuple[int, int, int]:
-        first, second = places
-        a = set(survivors[first].niche)
-        b = set(survivors[second].niche)
-        return len(a | b), -len(a & b), first + second
+    def worth(pair: tuple[Member, Member]) -> tuple[int, int, int]:
+        first, second = pair
+        a = set(first.niche)
+        b = set(second.niche)
+        return len(a | b), -len(a & b), survivors.index(first) + survivors.index(second)
 
-    pairs = itertools.combinations(range(len(survivors)), 2)
+    pairs = itertools.combinations(survivors, 2)
     best_first = sorted(pairs, key=worth, reverse=True)
-    first, second = best_first[(number - 1) % len(best_first)]
-    return [survivors[first], survivors[second]]
+    return list(best_first[(number - 1) % len(best_first)])
 
 
 def choose_victims(
