@@ -10,7 +10,7 @@ import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +18,7 @@ import torch
 import evolve
 from config import Config
 from evolve import ROLES, Member, members_of, plays
-from generate import Prompts, Rollout, SamplingParams, generate
+from generate import Prompts, Rollout, SamplingParams, Watch, generate
 from infra.distributed import Ranks
 from infra.errors import UserError, number_from
 from lora import Adapters
@@ -56,7 +56,7 @@ class Setup:
     limits: Limits                  # what a program and its values may be like
     base_hash: str = ""             # SHA-256 of the base's files, which members' files name
     shows_bars: bool = False        # whether the phases have progress bars
-    watch: Callable[[Rollout, list[int]], None] | None = None       # sees every rollout grow (generate.py)
+    watch: Watch | None = None      # sees every rollout grow
 
 
 @dataclass
@@ -369,9 +369,16 @@ def verify_proposals(s: Setup, archive: Archive, proposed: list[ProposalRecord],
     for p in proposed:
         if not p.proposal:
             continue
-        p.reason = refused_before_running(s, archive, p)
-        if not p.reason:
-            ready.append(p)
+        task_type = TASK_TYPES[p.kind]
+        refused = task_type.check(p.proposal, s.limits)
+        if refused:
+            p.reason = refused.reason
+            continue
+        p.key = task_type.key(p.proposal, s.cfg.dedupe)
+        if s.cfg.dedupe != "off" and p.key in archive.keys:
+            p.reason = "duplicate"
+            continue
+        ready.append(p)
     jobs = [TASK_TYPES[p.kind].job(p.proposal) for p in ready]
     verdicts = run_jobs(s, jobs)
 
@@ -392,18 +399,6 @@ def verify_proposals(s: Setup, archive: Archive, proposed: list[ProposalRecord],
                                          parents=parents)
             taken.add(p.key)
             next_id += 1
-
-
-def refused_before_running(s: Setup, archive: Archive, p: ProposalRecord) -> str:
-    """Why a proposal is refused without being run, or "" where it has to be run. Also fills in its key."""
-    task_type = TASK_TYPES[p.kind]
-    refused = task_type.check(p.proposal, s.limits)
-    if refused:
-        return refused.reason
-    p.key = task_type.key(p.proposal, s.cfg.dedupe)
-    if s.cfg.dedupe != "off" and p.key in archive.keys:
-        return "duplicate"
-    return ""
 
 
 def references_shown(s: Setup, p: ProposalRecord) -> list[Task]:
