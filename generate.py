@@ -168,7 +168,9 @@ class DecodeBatch:
         member = send(torch.tensor(prompts.member), device).repeat_interleave(n, 0)     # (N,)
         logp = torch.zeros(ids.shape, device=device)
         self.rows = Rollout(ids, length, length.clone(), logp, member)
-        u = [np.random.default_rng(key).random(L + 1) for key in prompts.keys]
+        u = []
+        for key in prompts.keys:
+            u.append(np.random.default_rng(key).random(L + 1))
         self.u = send(torch.from_numpy(np.stack(u)).float(), device)
         self.eos = send(torch.tensor(base.eos_ids), device)
         self.closing = closing_table(base.tokenizer, sampling.closing, cfg.vocab_size, device)
