@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from infra.errors import UserError, demand
+from infra.errors import demand
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)       # imports take seconds: Ctrl-C ends them in silence
@@ -36,6 +36,7 @@ import rl
 import selfplay
 from config import FREE, Config, config_of_run, flags_of, parse_args
 from evolve import ROLES, Member, members_of
+from infra import command
 from infra.distributed import Ranks, leave
 from infra.gpu import memory
 from measure.metrics import HEADER, StepRecord, line, measures, summary
@@ -47,7 +48,6 @@ from run.platform import Interrupted, Signals, Stopwatch, environment
 from run.startup import flags_of_run, hash_base, keep_date, open_run, populate, prepare, show_plan
 from run.terminal import first_of_each, format_task, print_safely
 from selfplay import ProposalRecord, Setup
-from tasks.archive import Archive
 from trueskill_lite import RATINGS, child_rating
 from verifier import PortableVerifier, Sandbox, open_sandbox
 
@@ -242,13 +242,12 @@ class Chosen:
     """Who is in a victim's slot after its replacement was decided."""
     birth: evolve.Birth | None      # None: no child was better than the victim, which stays
     norm_ratio: float               # of that child
-    n_tokens: int = 0               # generated to compare the children
     told: dict = dataclasses.field(default_factory=dict)        # what genealogy.jsonl says of the comparison
 
 
 def choose_from_litter(
     setup: Setup,
-    archive: Archive,
+    state: State,
     litter: list[evolve.Birth],
     step: int,
     key: Key,
@@ -257,10 +256,10 @@ def choose_from_litter(
     is in the slot then, the victim where no child is better."""
     adapters = setup.adapters
     slot = litter[0].victim.slot
-    tasks = archive.sample(setup.cfg.task_types, selfplay.N_TRIAL, selfplay.make_rng(*key, 0))
+    tasks = state.archive.sample(setup.cfg.task_types, selfplay.N_TRIAL, selfplay.make_rng(*key, 0))
     of_victim, n_tokens = selfplay.solve_greedily(setup, tasks, slot, step)
     highest = of_victim
-    best = Chosen(None, 0.0)
+    best, best_ratio = None, 0.0                    # the best birth so far, and its child's norm ratio
     factors = adapters.factors(slot)                # all are made in this slot: the best so far is kept here
     children = []
     for number, birth in enumerate(litter):
@@ -274,11 +273,12 @@ def choose_from_litter(
         children.append(dict(operator=birth.operator, parents=parents, solved=solved))
         if solved > highest:
             highest = solved
-            best = Chosen(birth, norm_ratio)
+            best, best_ratio = birth, norm_ratio
             factors = adapters.factors(slot)
     adapters.set_factors(slot, factors)
+    state.totals["generated"] += n_tokens
     trial = dict(n_tasks=len(tasks), victim=of_victim, children=children, tokens=n_tokens)
-    return dataclasses.replace(best, n_tokens=n_tokens, told=dict(trial=trial))
+    return Chosen(best, best_ratio, dict(trial=trial))
 
 
 def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
@@ -325,17 +325,16 @@ def replace_victim(
     [first, *_] = litter
     victim = first.victim
     if is_tried:
-        chosen = choose_from_litter(setup, state.archive, litter, step, key)
+        chosen = choose_from_litter(setup, state, litter, step, key)
     else:
         chosen = Chosen(first, make_child(setup, first, key))
-    state.totals["generated"] += chosen.n_tokens
     birth = chosen.birth
     if birth is None:
         return dict(step=step, child=None, victim=dataclasses.asdict(victim)) | chosen.told
     state.adam.reset(victim.slot)
     rating = child_rating(RATINGS[setup.cfg.rating](), [parent.rating for parent in birth.parents])
     child = evolve.newborn(birth, rating, step, setup.cfg.lr_mutate, selfplay.make_rng(*key, 1))
-    place = [m.name for m in state.members].index(victim.name)
+    place = state.members.index(victim)
     state.members[place] = child
     return evolve.genealogy_line(birth, child, chosen.norm_ratio) | chosen.told
 
@@ -438,20 +437,19 @@ def save_once(run: RunDir, state: State, setup: Setup) -> None:
         save(run, state, setup)
 
 
+def entry() -> int:
+    """What the command line asks for. Returns the exit code."""
+    cfg = parse_args(__doc__, saved=flags_of_run)
+    if cfg.plan:
+        return show_plan(cfg)
+    try:
+        main(cfg)
+    except Interrupted as e:            # main has told of it
+        return EXIT_HALTED if isinstance(e, Halted) else 130
+    leave()
+    return 0
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        cfg = parse_args(__doc__, saved=flags_of_run)
-        if cfg.plan:
-            sys.exit(show_plan(cfg))
-        main(cfg)
-        leave()
-    except (UserError, OSError) as e:
-        print(f"train.py: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, UserError) else 1)
-    except Interrupted as e:
-        sys.exit(EXIT_HALTED if isinstance(e, Halted) else 130)
-    except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") == "0":
-            print("train.py: interrupted outside the steps of a run", file=sys.stderr)
-        sys.exit(130)
+    command.leave("train.py", entry, " outside the steps of a run")

@@ -1,5 +1,6 @@
 """What every command of this project shares: its parser, and how it ends."""
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -29,5 +30,6 @@ def leave(
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(1)
     except (KeyboardInterrupt, Interrupted):
-        print(f"{name}: interrupted{after_interrupt}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":          # of several processes one says it
+            print(f"{name}: interrupted{after_interrupt}", file=sys.stderr)
         sys.exit(130)
