@@ -381,6 +381,6 @@ def closing_table(tokenizer: object, tag: str, vocab_size: int, device: torch.de
         if not takes_part or token >= vocab_size:           # of most tokens the column stays 0
             continue
         for k in range(len(tag)):
-            table[k, token] = n_matched(tag[:k] + text)
+            table[k, token] = n_matched(tag[:k] + text)     # of all texts that end so: only the end counts
     table[-1] = len(tag)
     return table.to(device)
