@@ -22,6 +22,7 @@ PAGE = 256                  # tokens of a page: torch's kernel takes multiples o
 class Sizes(Protocol):
     """What is needed of a model.ModelConfig, which imports this module."""
     num_hidden_layers: int
+    num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
 
@@ -193,16 +194,17 @@ Cache = KVCache | PagedCache
 
 # --- the kernel for pages -----------------------------------------------------------------------------------
 
-def check_kernel(kernel: Callable, H: int, K: int, D: int, dtype: torch.dtype, device: torch.device) -> None:
+def check_kernel(kernel: Callable, cfg: Sizes, dtype: torch.dtype, device: torch.device) -> None:
     """Raise RuntimeError where a kernel for pages differs from SDPA on three rows of different lengths."""
     gen = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=gen).to(device, dtype)
 
-    q = random(3, H, 1, D)
-    keys = random(5, PAGE, K, D)
-    values = random(5, PAGE, K, D)
+    q = random(3, cfg.num_attention_heads, 1, cfg.head_dim)
+    shape = 5, PAGE, cfg.num_key_value_heads, cfg.head_dim
+    keys = random(*shape)
+    values = random(*shape)
     table = torch.tensor([[2, 0], [4, 0], [3, 1]], dtype=torch.int32, device=device)
     lengths = (1, PAGE - 3, PAGE + 5)           # of one token, within a page, and over two pages
     got = attend(q, keys, values, Pages(kernel, table, torch.tensor(lengths, device=device)))
@@ -217,13 +219,14 @@ def check_kernel(kernel: Callable, H: int, K: int, D: int, dtype: torch.dtype, d
 
 
 @cache
-def paged_kernel(H: int, K: int, D: int, dtype: torch.dtype, device: torch.device) -> Callable | None:
-    """torch's attention over pages for such heads, where it works; None, noted once on stderr, where not."""
+def paged_kernel(cfg: Sizes, dtype: torch.dtype, device: torch.device) -> Callable | None:
+    """torch's attention over pages for a model's heads, where it works; None, noted once on stderr, where it
+    does not."""
     if device.type != "cuda":
         return None
     try:
         from torch.nn.attention.varlen import varlen_attn
-        check_kernel(varlen_attn, H, K, D, dtype, device)
+        check_kernel(varlen_attn, cfg, dtype, device)
     except (ImportError, TypeError, ValueError, RuntimeError) as e:
         print(f"note: no paged attention here, decoding with a dense cache: {e}", file=sys.stderr, flush=True)
         return None

@@ -178,7 +178,7 @@ class DecodeBatch:
 
         # the places: all idle, t = L
         B = min(N, max(1, sampling.rollout_batch // n) * n)
-        kernel = paged_kernel(cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim, dtype, device)
+        kernel = paged_kernel(cfg, dtype, device)
         self.paged = kernel is not None
         if self.paged:
             self.cache = PagedCache(cfg, B, S, dtype, device, kernel)

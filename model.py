@@ -36,7 +36,8 @@ class ModelConfig:
     num_key_value_heads: int
     head_dim: int = 0                                   # 0 = hidden_size / num_attention_heads
     rope_theta: float = 10000.0
-    rope_parameters: dict = field(default_factory=dict)  # rope_type and its numbers: see rope_frequencies
+    # rope_type and its numbers: see rope_frequencies; a dict has no hash
+    rope_parameters: dict = field(default_factory=dict, hash=False)
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 32768
     tie_word_embeddings: bool = False

@@ -125,9 +125,8 @@ def decoding(
         error=relative_rms(rollout.logp[rollout.mask], wanted),
         bound=BOUNDS[base.model.embedding.dtype],
         control=relative_rms(wrong, wanted))
-    cfg, weight = base.model.cfg, base.model.embedding
-    heads = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
-    if not base.graphs or paged_kernel(*heads, weight.dtype, weight.device) is None:
+    weight = base.model.embedding
+    if not base.graphs or paged_kernel(base.model.cfg, weight.dtype, weight.device) is None:
         return [refill]                     # a dense cache is decoded without them
     without = dataclasses.replace(base, graphs=False)
     plain = drawn(without, adapters, prompt=prompt, new=new)

@@ -28,7 +28,7 @@ def has_pages(cfg: Config, m: ModelConfig, dtype: torch.dtype) -> bool:
     if not torch.cuda.is_available() or cfg.device == "cpu":
         return cfg.device.startswith("cuda") and dtype == torch.bfloat16
     device = torch.device("cuda", torch.cuda.current_device())
-    return bool(paged_kernel(m.num_attention_heads, m.num_key_value_heads, m.head_dim, dtype, device))
+    return bool(paged_kernel(m, dtype, device))
 
 
 def memory_plan(cfg: Config, m: ModelConfig, dtype: torch.dtype,

@@ -8,9 +8,11 @@ from varlen import needs_pages, varlen_reference
 
 from attention import Pages, attend, check_kernel, paged_kernel
 from generate import Prompts, SamplingParams, generate
+from model import ModelConfig
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25], [9] * 11, [5, 6, 7, 8, 9, 10, 11, 12]]
 MEMBER = [0, 2, -1, 1, 0, 1]
+HEADS = ModelConfig(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
 
 
 def test_pages_give_the_same_rows(any_base, population, monkeypatch):
@@ -60,7 +62,7 @@ def sees_too_much(*args, seqused_k, **options):
 
 
 def test_a_kernel_is_believed_when_it_agrees_with_sdpa():
-    args = 4, 2, 8, torch.float32, torch.device("cpu")
+    args = HEADS, torch.float32, torch.device("cpu")
     check_kernel(varlen_reference, *args)
     for wrong in (forgets_rows, sees_too_much):
         with pytest.raises(RuntimeError, match="it is off by .* in a row of"):
@@ -70,7 +72,7 @@ def test_a_kernel_is_believed_when_it_agrees_with_sdpa():
 def test_without_a_kernel_the_cache_is_dense(monkeypatch, capsys):
     """On a CPU silently; where torch's is missing or errs, noted once for the whole process."""
     paged_kernel.cache_clear()
-    gpu = 4, 2, 8, torch.bfloat16, torch.device("cuda")
+    gpu = HEADS, torch.bfloat16, torch.device("cuda")
     assert paged_kernel(*gpu[:-1], torch.device("cpu")) is None and not capsys.readouterr().err
 
     def refuse(kernel, *args):
