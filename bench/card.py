@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from bench import checks, workload
-from bench.workload import SHAPES, Case, Command, both, take_turns
+from bench.workload import SHAPES, Work, both, take_turns, timed
 from config import Config, resolve_config
 from infra.distributed import Ranks
 from infra.precision import pick_dtype
@@ -89,10 +89,10 @@ class Card:
             memory={},
             notes="")
 
-    def turns(self, cases: list[Case]) -> dict[str, list[float]]:
+    def turns(self, cases: dict[str, Work]) -> dict[str, list[float]]:
         """As many repeats as the part has time for."""
-        for case in cases:
-            case.seconds()                                      # what runs for the first time loads kernels
+        for work in cases.values():
+            timed(work)                                         # what runs for the first time loads kernels
         return take_turns(cases, 5, self.deadline - time.monotonic())
 
     def put(self, name: str, unit: str, values: list[float]) -> None:
@@ -138,18 +138,18 @@ def decoding(card: Card, rows: int) -> None:
     n = min(sizes.attempts, rows // 8)
     prompts = workload.prompts_of(card.base, rows // n, sizes.prompt)
 
-    def work_of(members: list[int], new: int = sizes.new) -> Callable:
+    def work_of(members: list[int], new: int = sizes.new) -> Work:
         asked = members[::n]                        # a prompt's rows belong to one member
         return workload.decoder(card.base, card.adapters, prompts, asked, new, n)
 
     whole = both(rows, f"decode_{rows}_", work_of)
     first = both(rows, "prompts alone, ", partial(work_of, new=1))
-    seen = card.turns(whole + first)
+    seen = card.turns(whole | first)
     n_tokens = rows * (sizes.new - 1)               # the first ones come with the prompts
-    for case, alone in zip(whole, first):
-        least = statistics.median(seen[alone.name])
-        rates = [n_tokens / (seconds - least) for seconds in seen[case.name]]
-        card.put(case.name, "tokens/s", rates)
+    for name, alone in zip(whole, first):
+        least = statistics.median(seen[alone])
+        rates = [n_tokens / (seconds - least) for seconds in seen[name]]
+        card.put(name, "tokens/s", rates)
     card.plan(f"decoding {rows} rows", GENERATE, rows)
 
 
@@ -158,7 +158,7 @@ def update(card: Card) -> None:
     sizes = card.sizes
     rows = sizes.rows[0]
 
-    def work_of(members: list[int]) -> Callable:
+    def work_of(members: list[int]) -> Work:
         rollout = workload.fixed_rollout(card.base, members, sizes.prompt, sizes.new, sizes.attempts)
         return workload.updater(card.base, card.adapters, rollout, sizes.tokens_per_microbatch)
 
@@ -306,4 +306,3 @@ FLAGS = {
     "--out": dict(default="card.json", help="all that was found; the page lies beside it"),
     "--device": dict(default="auto", help="auto, cpu or cuda"),
 }
-COMMANDS = {"card": Command(try_card, FLAGS)}

@@ -14,7 +14,7 @@ import torch
 
 import rl
 from bench import workload
-from bench.workload import POP, Case, Command, both, members_of, ratio, show, take_turns
+from bench.workload import POP, Work, both, members_of, ratio, show, take_turns
 from infra.distributed import Ranks
 from infra.precision import pick_dtype
 from lora import Adapters
@@ -78,14 +78,14 @@ def peft_decode(model: torch.nn.Module, ids: torch.Tensor, members: list[int], n
 
 def compare(
     args: argparse.Namespace,
-    work_of: Callable[[list[int]], Callable],       # the member of each row -> what is measured
-    others: Callable[[int], list[Case]] = lambda rows: [],
+    work_of: Callable[[list[int]], Work],           # the member of each row -> what is measured
+    others: Callable[[int], dict[str, Work]] = lambda rows: {},
 ) -> dict:
     """Measure 8 members, one and others in turns, print their seconds; {"x_NAME_ROWS": share of 8 members'
     time}."""
     figures = {}
     for rows in args.rows:
-        cases = both(rows, "pop", work_of) + others(rows)
+        cases = both(rows, "pop", work_of) | others(rows)
         seen = take_turns(cases, args.repeats)
         for name, seconds in seen.items():
             show(f"{rows} rows: {name}", "s", seconds)
@@ -100,16 +100,15 @@ def decode(args: argparse.Namespace) -> dict:
     if find_spec("peft") and not args.shape:
         peft = peft_of(base, adapters)
 
-    def work_of(members: list[int], used: Adapters | None = adapters) -> Callable:
+    def work_of(members: list[int], used: Adapters | None = adapters) -> Work:
         prompts = workload.prompts_of(base, len(members), args.prompt)
         return workload.decoder(base, used, prompts, members, args.new)
 
-    def others(rows: int) -> list[Case]:
-        cases = [Case("base", work_of([-1] * rows, None))]
+    def others(rows: int) -> dict[str, Work]:
+        cases = {"base": work_of([-1] * rows, None)}
         if peft:
             ids = torch.tensor(workload.prompts_of(base, rows, args.prompt), device=peft.device)
-            work = partial(peft_decode, peft, ids, members_of(rows), args.new)
-            cases.append(Case("peft_mixed", work))
+            cases["peft_mixed"] = partial(peft_decode, peft, ids, members_of(rows), args.new)
         return cases
 
     return compare(args, work_of, others)
@@ -119,7 +118,7 @@ def update(args: argparse.Namespace) -> dict:
     """The joint update of 8 members, and of one with all the rows."""
     base, adapters = open_base(args)
 
-    def work_of(members: list[int]) -> Callable:
+    def work_of(members: list[int]) -> Work:
         rollout = workload.fixed_rollout(base, members, args.prompt, args.new, ATTEMPTS)
         return workload.updater(base, adapters, rollout, MICROBATCH)
 
@@ -130,7 +129,7 @@ def step(args: argparse.Namespace) -> dict:
     """Rollout, joint gradient and optimiser step together, at equal rows: 8 members, one member."""
     base, _ = open_base(args)
 
-    def work_of(members: list[int]) -> Callable:
+    def work_of(members: list[int]) -> Work:
         adapters = workload.population(base, RANK, members[-1] + 1)
         rollout = workload.fixed_rollout(base, members, args.prompt, args.new, ATTEMPTS)
         # A prompt's rows stand beside each other, and belong to one member.
@@ -149,9 +148,3 @@ def step(args: argparse.Namespace) -> dict:
 
     return compare(args, work_of)
 
-
-COMMANDS = {
-    "decode": Command(decode, FLAGS),
-    "update": Command(update, FLAGS),
-    "step": Command(step, FLAGS),
-}

@@ -6,7 +6,6 @@ import statistics
 from pathlib import Path
 
 import train
-from bench.workload import Command
 from config import parse_args
 from measure.metrics import spent
 
@@ -51,10 +50,13 @@ def output_tasks(path: Path) -> Path:
 def run(args: argparse.Namespace, seed: int, asked: Path) -> dict[str, int | None]:
     """One training run until the mean is at the goal, its output in a file; measure -> tokens before it
     was."""
-    flags = [*RULES, "--heldout", str(asked)]
-    flags += ["--out", str(args.out), "--name", f"seed_{seed}"]
-    flags += ["--seed", str(seed)]
-    flags += args.train[1:]                         # without the "--" before them
+    flags = [
+        *RULES,
+        "--heldout", str(asked),
+        "--out", str(args.out),
+        "--name", f"seed_{seed}",
+        "--seed", str(seed),
+        *args.train[1:]]                            # without the "--" before them
     rows = []
 
     def enough(row: dict) -> bool:
@@ -93,4 +95,3 @@ FLAGS = {
     "--out": dict(type=Path, default=Path("out/speedrun"), help="where the runs go"),
     "train": dict(nargs=argparse.REMAINDER, help="-- and the flags of train.py that are tried"),
 }
-COMMANDS = {"speedrun": Command(speedrun, FLAGS)}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from functools import partial
 
-from bench.workload import Case, Command, ratio, show, take_turns
+from bench.workload import ratio, show, take_turns
 from micro.programs import fresh_program
 from verifier import Job, PortableVerifier, Sandbox
 
@@ -49,17 +49,18 @@ def verify(args: argparse.Namespace) -> dict:
     with Sandbox(workers=2) as verifier:
         verify_all(verifier, 50)                        # warm
         cases = {
-            Case("verifier", partial(verify_all, verifier, args.n)): args.n,
-            Case("python -c", partial(run_all, few)): few,
-            Case("attempts", partial(verifier.run, attempts)): args.n,
-            Case("attempts, portable", partial(portable.run, attempts)): args.n,
-            Case("proposals", partial(verifier.run, proposals)): args.n,
-            Case("proposals, portable", partial(portable.run, proposals)): args.n}
-        seen = take_turns(list(cases), args.repeats)
+            "verifier": partial(verify_all, verifier, args.n),
+            "python -c": partial(run_all, few),
+            "attempts": partial(verifier.run, attempts),
+            "attempts, portable": partial(portable.run, attempts),
+            "proposals": partial(verifier.run, proposals),
+            "proposals, portable": partial(portable.run, proposals)}
+        seen = take_turns(cases, args.repeats)
+    n_programs = dict.fromkeys(cases, args.n) | {"python -c": few}
     rates = {}
-    for case, n in cases.items():
-        rates[case.name] = [n / seconds for seconds in seen[case.name]]
-        show(case.name, "per s", rates[case.name])
+    for name, n in n_programs.items():
+        rates[name] = [n / seconds for seconds in seen[name]]
+        show(name, "per s", rates[name])
     return dict(
         programs_per_s=round(statistics.median(rates["verifier"])),
         x_python_c=ratio(rates["verifier"], rates["python -c"]),
@@ -71,4 +72,3 @@ FLAGS = {
     "--n": dict(type=int, default=400, help="programs per repeat"),
     "--repeats": dict(type=int, default=5),
 }
-COMMANDS = {"verifier": Command(verify, FLAGS)}

@@ -1,11 +1,9 @@
 """What is measured, bases of a shape, populations, prompts; and how: in turns, as medians and ratios."""
-import argparse
 import dataclasses
 import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from micro.make import SHAPE, VOCAB
 from model import Base, Model, ModelConfig
 
 POP = 8
+Work = Callable[[], object]             # what is measured
 # Qwen2.5-Coder's sizes of the same names, and the bundled base's.
 SHAPES = {
     "7b": ModelConfig(
@@ -47,43 +46,31 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True)
-class Command:
-    """What `python -m bench NAME` calls, which returns figures, and its flags as argparse takes them."""
-    work: Callable[[argparse.Namespace], dict]
-    flags: dict[str, dict]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One of the ways that a command compares: its name and the work, a function without arguments."""
-    name: str
-    work: Callable[[], object]
-
-    def seconds(self) -> float:
-        """Does the work once, and waits for the card to end it."""
-        start = time.perf_counter()
-        self.work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
+def timed(work: Work) -> float:
+    """The seconds that a piece of work takes; waits for the card to end it."""
+    start = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def take_turns(
-    cases: list[Case],
+    cases: dict[str, Work],
     repeats: int,
     seconds: float = math.inf,          # no repeat begins that would not be done in this time
 ) -> dict[str, list[float]]:
     """{name: seconds of the repeats}; the cases run forwards, backwards, ..., while time is left."""
-    seen = {case.name: [] for case in cases}
+    seen = {name: [] for name in cases}
+    names = list(cases)
     start = time.perf_counter()
     for i in range(repeats):
         used = time.perf_counter() - start
         if i and used * (i + 1) / i > seconds:
             break
-        for case in cases:
-            seen[case.name].append(case.seconds())
-        cases = cases[::-1]
+        for name in names:
+            seen[name].append(timed(cases[name]))
+        names.reverse()
     return seen
 
 
@@ -145,13 +132,12 @@ def members_of(rows: int) -> list[int]:
     return [i * POP // rows for i in range(rows)]
 
 
-def both(rows: int, name: str, work_of: Callable[[list[int]], Callable]) -> list[Case]:
+def both(rows: int, name: str, work_of: Callable[[list[int]], Work]) -> dict[str, Work]:
     """work_of(the member of each row) for 8 members and for one with all the rows: what 8 cost. The number of
     members stands behind each name."""
-    cases = []
-    for n, members in ((POP, members_of(rows)), (1, [0] * rows)):
-        cases.append(Case(f"{name}{n}", work_of(members)))
-    return cases
+    return {
+        f"{name}{POP}": work_of(members_of(rows)),
+        f"{name}1": work_of([0] * rows)}
 
 
 def keys_of(rows: int) -> list[tuple[int, int]]:
@@ -166,7 +152,7 @@ def decoder(
     members: list[int],                 # of each prompt
     new: int,                           # tokens of an answer; of 1 the prompts' last states give it
     n: int = 1,                         # answers to each prompt
-) -> Callable[[], None]:
+) -> Work:
     """A function that decodes answers in one batch, each of its full length."""
     rows = len(prompts) * n
     endless = dataclasses.replace(base, eos_ids=())                 # no answer ends by itself
@@ -217,10 +203,8 @@ def fixed_rollout(
 
 def batch_of(rollout: Rollout) -> tuple[rl.Batch, torch.Tensor]:
     """A rollout as a batch of one group, and advantages (N,) of which none is 0."""
-    device = rollout.ids.device
-    n = len(rollout.ids)
-    adv = torch.linspace(-1, 1, n, device=device) + .01
-    column = torch.zeros(n, dtype=torch.int64, device=device)
+    adv = torch.linspace(-1, 1, len(rollout.ids), device=rollout.ids.device) + .01
+    column = torch.zeros_like(rollout.length)
     return rl.Batch(rollout, adv, column, column, column), adv
 
 
@@ -229,7 +213,7 @@ def updater(
     adapters: Adapters,
     rollout: Rollout,
     budget: int,                        # tokens of a micro-batch, at most
-) -> Callable[[], object]:
+) -> Work:
     """A function that accumulates the joint gradient."""
     batch, adv = batch_of(rollout)
     cfg = dataclasses.replace(rl.DEFAULT, tokens_per_microbatch=budget)

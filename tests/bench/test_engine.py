@@ -1,12 +1,12 @@
 """bench decode, update, step and verifier: their figures, at small sizes."""
 import pytest
 
-from bench.__main__ import COMMANDS, parser
+from bench.__main__ import parser
 
 
 def figures_of(*words) -> dict:
     args = parser().parse_args([*map(str, words), "--repeats", "1"])
-    return COMMANDS[args.command].work(args)
+    return args.work(args)
 
 
 @pytest.mark.parametrize("command, names", [("decode", {"pop8", "pop1", "base"}), ("update", {"pop8", "pop1"}), ("step", {"pop8", "pop1"})])
