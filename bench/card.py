@@ -30,7 +30,7 @@ from config import Config, resolve_config
 from infra.distributed import Ranks
 from infra.precision import pick_dtype
 from model import Base
-from run.memory import ALWAYS, GENERATE, UPDATE, memory_plan
+from run.memory import ALWAYS, GENERATE, UPDATE, memory_plan, total
 from run.platform import git_commit
 
 SMI = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,power.limit"
@@ -111,12 +111,10 @@ class Card:
             tokens_per_microbatch=self.sizes.tokens_per_microbatch)
         cfg = resolve_config(cfg, "base", self.device.type)
         plan = memory_plan(cfg, self.base.model.cfg, self.dtype, self.adapters.n_members)
-        used = [*ALWAYS, *uses]
-        used.remove("optimiser")                                # none is here
+        planned = total(plan, ALWAYS + uses) - plan["optimiser"]        # none is here
         reserved = None
         if self.on_gpu:
             reserved = torch.cuda.max_memory_reserved() / 2 ** 30
-        planned = sum(plan[use] for use in used)
         self.known["memory"][name] = dict(planned=planned, reserved=reserved)
 
 
@@ -172,12 +170,11 @@ def update(card: Card) -> None:
 
 
 def n_weights(base: Base) -> int:
-    """Of the matrices that a token is multiplied with."""
-    cfg = base.model.cfg
-    total = cfg.vocab_size * cfg.hidden_size
+    """The numbers in the matrices that a token is multiplied with."""
+    n = base.model.embedding.numel()                # as many as the output head has
     for layer in base.model.linears().values():
-        total += layer.in_features * layer.out_features
-    return total
+        n += layer.weight.numel()
+    return n
 
 
 def parts(sizes: Sizes) -> dict[str, Callable[[Card], None]]:
@@ -232,24 +229,25 @@ def page(known: dict) -> str:
     for name, value in known.items():
         if isinstance(value, (str, float)):
             words.append(f"{name} {value}")
-    lines = ["```", ", ".join(words), "", "check: error, bound, error of a wrong answer"]
+    text = f"```\n{', '.join(words)}\n"
+    text += "\ncheck: error, bound, error of a wrong answer\n"
     for c in known["checks"]:
         word = "held  " if c["held"] else "FAILED"
         errors = f"{number(c['error'])}, {number(c['bound'])}, {number(c['control'])}"
-        lines.append(f"{word} {c['name']}: {errors}")
-    lines += ["", "figure: median (range)"]
+        text += f"{word} {c['name']}: {errors}\n"
+    text += "\nfigure: median (range)\n"
     for name, figure in known["figures"].items():
         least, most = min(figure["values"]), max(figure["values"])
         spread = f"{number(least)} .. {number(most)}"
-        lines.append(f"{name}: {number(figure['value'])} {figure['unit']} ({spread})")
-    lines += ["", "memory, GB: planned, reserved"]
+        text += f"{name}: {number(figure['value'])} {figure['unit']} ({spread})\n"
+    text += "\nmemory, GB: planned, reserved\n"
     for name, m in known["memory"].items():
-        lines.append(f"{name}: {number(m['planned'])}, {number(m['reserved'])}")
-    lines.append("")
+        text += f"{name}: {number(m['planned'])}, {number(m['reserved'])}\n"
+    text += "\n"
     for name, how in known["parts"].items():
         if how != "done":
-            lines.append(f"{name}: {how}")
-    return "\n".join([*lines, "```"])
+            text += f"{name}: {how}\n"
+    return text + "```"
 
 
 def outcome(work: Callable[[Card], None], card: Card, end: float) -> str:

@@ -84,15 +84,14 @@ def row_logp(
     shift: int = 0,                     # to another member, which is wrong
 ) -> torch.Tensor:
     """Log-probabilities of row i's answer, run at once and alone."""
-    prompt = int(rollout.prompt_len[i])
-    end = int(rollout.length[i])
-    ids = rollout.ids[i:i + 1, :end]                                        # (1, T)
-    member = (rollout.member[i:i + 1] + shift) % adapters.n_members
+    row = rollout.select(torch.tensor([i]))                                 # (1, T), cut to its end
+    prompt = int(row.prompt_len)
+    member = (row.member + shift) % adapters.n_members
     lora = adapters.route(member, base.model.embedding.dtype)
-    hidden = base.model(ids, lora=lora)                                     # (1, T, C)
+    hidden = base.model(row.ids, lora=lora)                                 # (1, T, C)
     logits = base.model.logits(hidden)[0, prompt - 1:-1]                    # (T, V), of the answer
     logp = logits.float().log_softmax(-1)
-    answer = ids[0, prompt:, None]                                          # (T, 1)
+    answer = row.ids[0, prompt:, None]                                      # (T, 1)
     return logp.gather(1, answer).squeeze(1)
 
 
@@ -137,15 +136,13 @@ def decoding(
     return [refill, Check("CUDA graphs against none (share of tokens that differ)", differ, SHARE)]
 
 
-def take_gradients(adapters: Adapters) -> list[torch.Tensor]:
-    """Each member's gradient as one vector on the CPU; .grad is empty afterwards."""
-    parts = [[] for _ in range(adapters.n_members)]
+def take_gradients(adapters: Adapters) -> torch.Tensor:
+    """The gradient of all factors, (P, numbers of a member) on the CPU; .grad is empty afterwards."""
+    parts = []
     for x in adapters.parameters():
-        for p, own in enumerate(parts):
-            grad = x.grad[p].detach()
-            own.append(grad.flatten().cpu())
+        parts.append(x.grad.flatten(1).cpu())                   # (P, ...)
         x.grad = None
-    return list(map(torch.cat, parts))
+    return torch.cat(parts, 1)
 
 
 def gradients(base: Base, adapters: Adapters, n_tokens: int) -> list[Check]:
