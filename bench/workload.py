@@ -61,7 +61,7 @@ def take_turns(
     seconds: float = math.inf,          # no repeat begins that would not be done in this time
 ) -> dict[str, list[float]]:
     """{name: seconds of the repeats}; the cases run forwards, backwards, ..., while time is left."""
-    seen = {name: [] for name in cases}
+    seen = {}
     names = list(cases)
     start = time.perf_counter()
     for i in range(repeats):
@@ -69,7 +69,7 @@ def take_turns(
         if i and used * (i + 1) / i > seconds:
             break
         for name in names:
-            seen[name].append(timed(cases[name]))
+            seen.setdefault(name, []).append(timed(cases[name]))
         names.reverse()
     return seen
 

@@ -39,7 +39,7 @@ def attempts(row: dict) -> str:
     """Who tried, with what verdict and which words; equal attempts are told once."""
     out = ""
     for name in items(row, "attempts"):
-        verdicts = [str(verdict) for verdict in items(row, "attempts", name, kind=list)]
+        verdicts = list(map(str, items(row, "attempts", name, kind=list)))
         answers = [str(answer).strip() for answer in items(row, "answers", name, kind=list)]
         pairs = Counter(zip_longest(verdicts, answers[:len(verdicts)], fillvalue=""))
         for (verdict, answer), n in pairs.most_common():
@@ -66,11 +66,11 @@ def pill(row: dict) -> str:
     """The same as a coloured label."""
     rate = num(row, "solve_rate")
     words = solved(row)
-    if not row.get("reason") and rate is not None:
-        words = f"solved {rate:.2f}"
     shade = f'class="pill" style="--v:{min(1, max(0, rate or 0)):.2f}"'
     if row.get("reason"):
         shade = 'class="pill no"'
+    elif rate is not None:
+        words = f"solved {rate:.2f}"
     return f"<span {shade}>{text(brief(words, 30))}</span>"
 
 
@@ -88,12 +88,14 @@ def task(row: dict) -> str:
     """One proposal, folded: who wrote it, who tried, what became of it."""
     students = " ".join(items(row, "attempts"))
     data = dict(teacher=row.get("teacher"), student=students, kind=row.get("kind"), solved=solved(row))
-    attributes = [f'data-{key}="{text(value, 200)}"' for key, value in data.items()]
+    attributes = ""
+    for key, value in data.items():
+        attributes += f' data-{key}="{text(value, 200)}"'
     inner = ""
     for key, words in TEXTS.items():
         inner += block(words, row.get(key))
     inner += attempts(row)
-    return (f'<details class="task" {" ".join(attributes)}><summary>{pill(row)} {title_of(row, students)}'
+    return (f'<details class="task"{attributes}><summary>{pill(row)} {title_of(row, students)}'
             f"</summary><div>{inner}{block('reward', num(row, 'reward'))}</div></details>")
 
 

@@ -3,7 +3,7 @@ tasks that are played and on types that nobody trains on. In the page, and as an
 from collections.abc import Callable
 from pathlib import Path
 
-from infra.errors import UserError
+from infra.errors import demand
 from measure.shares import wilson
 from report.run import MemberLog, RunLog
 from report.svg import Band, H, Line, Points, W, brief, line_chart, text
@@ -38,7 +38,7 @@ def moved(points: Points, arrow: str) -> str:
 
 def unseen(run: RunLog) -> dict[str, Points]:
     """{type of tasks that is never trained on: the students' mean accuracy at probes}."""
-    return {kind: run.mean("student", ("unseen", kind)) for kind in run.names("unseen")}
+    return {kind: run.mean("student", "unseen", kind) for kind in run.names("unseen")}
 
 
 def named(kind: str) -> str:
@@ -48,7 +48,7 @@ def named(kind: str) -> str:
 
 def result(run: RunLog) -> str:
     """The run's result in one sentence, of HTML."""
-    numbers = moved(run.mean("student", ("heldout_greedy",)), " to ")
+    numbers = moved(run.mean("student", "heldout_greedy"), " to ")
     if not numbers:
         return "No two probes yet, so there is no before and after."
     others = []
@@ -70,7 +70,7 @@ def number(points: Points, title: str, words: str) -> str:
 
 def numbers(run: RunLog) -> str:
     """The four numbers that matter, first to last, each with what it means."""
-    body = number(run.mean("student", ("heldout_greedy",)), "students on held-out tasks",
+    body = number(run.mean("student", "heldout_greedy"), "students on held-out tasks",
                   "Greedy accuracy (the likeliest token each time) on tasks that are never trained on.")
     others = unseen(run)
     if others:
@@ -111,7 +111,7 @@ def by_member(run: RunLog, role: str, points_of: Callable[[MemberLog], Points], 
 
 def played(run: RunLog) -> list[Line]:
     """The students on held-out tasks of the type that is played."""
-    mean = run.mean("student", ("heldout_greedy",))
+    mean = run.mean("student", "heldout_greedy")
     band = interval(mean, run.points("heldout_n"))
     lines = by_member(run, "student", lambda m: run.points("heldout_greedy", m.name), mean, band)
     return [*lines, Line("base", run.points("heldout_greedy_base"), "base", "d2")]
@@ -122,8 +122,8 @@ def never_played(run: RunLog, kind: str, points: Points) -> list[Line]:
     band = interval(points, run.points("unseen_n", kind))
     return [
         Line("students", points, "s0", "bold", band),
-        Line("teachers", run.mean("teacher", ("unseen", kind)), "t0"),
-        Line("thinking", run.mean("student", ("unseen_think", kind)), "m6", "d1"),
+        Line("teachers", run.mean("teacher", "unseen", kind), "t0"),
+        Line("thinking", run.mean("student", "unseen_think", kind), "m6", "d1"),
         Line("base", run.points("unseen", kind, "base"), "base", "d2")]
 
 
@@ -146,8 +146,7 @@ def panels(run: RunLog) -> dict[str, str]:
 def picture(run: RunLog) -> str:
     """The picture as one SVG file, two panels a row. Raises UserError where the run logged nothing of it."""
     drawn = [(heading, chart) for heading, chart in panels(run).items() if chart]
-    if not drawn:
-        raise UserError(f"{run.path}: nothing to draw, neither probes nor thinking in metrics.jsonl")
+    demand(drawn, f"{run.path}: nothing to draw, neither probes nor thinking in metrics.jsonl")
     n_rows = (len(drawn) + 1) // 2
     width = 2 * W + 20
     height = n_rows * (H + 32) + 16

@@ -30,13 +30,13 @@ def roles(run: RunLog, key: str) -> list[Line]:
     """Both roles' means."""
     lines = []
     for role in ("teacher", "student"):
-        lines.append(Line(f"{role}s", run.mean(role, ("members",), key), f"{role[0]}0", "bold"))
+        lines.append(Line(f"{role}s", run.mean(role, "members", of=(key,)), f"{role[0]}0", "bold"))
     return lines
 
 
 def members(run: RunLog, role: str, key: str) -> list[Line]:
     """A curve for each member of a role, and their mean."""
-    return by_member(run, role, lambda m: m.points(key), run.mean(role, ("members",), key))
+    return by_member(run, role, lambda m: m.points(key), run.mean(role, "members", of=(key,)))
 
 
 def against_base(run: RunLog) -> list[Line]:
@@ -213,7 +213,7 @@ def budgets(runs: list[RunLog]) -> str:
 
 def shared_curves(runs: list[RunLog]) -> dict[str, list[Points]]:
     """Title -> what each run has of it."""
-    shared = {"Students on held-out tasks": [run.mean("student", ("heldout_greedy",)) for run in runs]}
+    shared = {"Students on held-out tasks": [run.mean("student", "heldout_greedy") for run in runs]}
     others = [unseen(run) for run in runs]
     kinds = {}
     for other in others:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from infra.errors import UserError
+from infra.errors import UserError, demand
 from infra.files import json_object, read_log
 from report.svg import Points
 
@@ -25,11 +25,9 @@ def get(row: object, *keys: str) -> object:
 def num(row: object, *keys: str) -> float | None:
     """The number at row[key]...; None if it is missing, no number or none that can be drawn (NaN)."""
     value = get(row, *keys)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    if not abs(value) < 1e15:       # NaN, too
-        return None
-    return value
+    if type(value) in (int, float) and abs(value) < 1e15:       # true is no number, NaN below nothing
+        return value
+    return None
 
 
 def items(row: object, *keys: str, kind: type = dict) -> dict | list:
@@ -91,9 +89,8 @@ class RunLog:
         self.path = path
         self.name = path.resolve().name
         self.notes = []
-        logged = (path / "metrics.jsonl").exists()
-        if not logged and not (path / "config.json").exists():
-            raise UserError(f"{path} is no run: no config.json, no metrics.jsonl; give out/NAME")
+        begun = (path / "metrics.jsonl").exists() or (path / "config.json").exists()
+        demand(begun, f"{path} is no run: no config.json, no metrics.jsonl; give out/NAME")
         self.config = self.whole("config.json")
         self.env = self.whole("env.json")
         by_step = {row["step"]: row for row in self.lines("metrics.jsonl")}
@@ -166,14 +163,15 @@ class RunLog:
         """The number at keys over the run."""
         return [(row["step"], num(row, *keys)) for row in self.metrics]
 
-    def mean(self, role: str, where: tuple[str, ...], *keys: str) -> Points:
-        """The mean over a role's members of the numbers at keys in what the dict at `where` holds."""
+    def mean(self, role: str, *where: str, of: tuple[str, ...] = ()) -> Points:
+        """The mean over a role's members of what the dict at `where` has for each: a number, or a dict with
+        one at the keys `of`."""
         points = []
         for row in self.metrics:
             values = []
             mean = None
             for name, measured in items(row, *where).items():
-                value = num(measured, *keys)
+                value = num(measured, *of)
                 if value is not None and get(row, "members", name, "role") == role:
                     values.append(value)
             if values:

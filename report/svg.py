@@ -5,7 +5,7 @@ s0.. cool, m0.. neutral, `base` grey): light and dark are one SVG. Every <title>
 """
 import html
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from run.terminal import visible
 
@@ -15,11 +15,6 @@ LETTER = 6.3                        # units that a letter of a name takes
 GAP = 11.5                          # units between two names, at least
 MOST = 16                           # names at the right edge, at most
 POINTS = 100                        # of a curve, at most
-# From which value on a number is written in which unit
-UNITS = (
-    (999.5e6, 1e9, "G"),
-    (999.5e3, 1e6, "M"),
-    (1e4, 1e3, "k"))
 Points = list[tuple[int, float | None]]     # (step, value), None where nothing was measured
 Band = list[tuple[int, float, float]]       # (step, low, high)
 
@@ -38,7 +33,7 @@ class Line:
     tip: str = ""                   # said on hover, beside its name
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(order=True)
 class Name:
     """What stands at the end of a curve at the right edge; y: the middle of its letters."""
     y: float
@@ -68,10 +63,14 @@ def brief(name: object, limit: int = 18) -> str:
 
 def short(v: float) -> str:
     """A number in a few characters: 1.25M, 34k, 5,582, 0.38."""
-    for least, unit, letter in UNITS:
-        if abs(v) >= least:
-            return f"{v / unit:.3g}{letter}"
-    if abs(v) >= 999.5:
+    size = abs(v)
+    if size >= 999.5e6:                             # from here on 1G has more digits than 999M
+        return f"{v / 1e9:.3g}G"
+    if size >= 999.5e3:
+        return f"{v / 1e6:.3g}M"
+    if size >= 1e4:
+        return f"{v / 1e3:.3g}k"
+    if size >= 999.5:
         return f"{v:,.0f}"
     return f"{v:.3g}"
 
@@ -90,28 +89,25 @@ def round_step(raw: float) -> float:
     return 10 * unit
 
 
-def ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """About five round numbers from low to high: multiples of 1, 2 or 5 times a power of ten."""
+def ticks(low: float, high: float, least: float = 0) -> list[float]:
+    """About five round numbers from low to high: multiples of 1, 2 or 5 times a power of ten. least: of their
+    distances."""
     if not high > low:
         return [low]
-    step = round_step((high - low) / 5)
-    if whole:
-        step = max(1, round(step))
+    step = max(least, round_step((high - low) / 5))
     first = math.ceil(low / step - 1e-9)            # the slack: 0.6 / 0.2 is a little less than 3
     last = math.floor(high / step + 1e-9)
     return [i * step for i in range(first, last + 1)]
 
 
+@dataclass(frozen=True)
 class Frame:
     """The axes of a chart: steps and values to places in the drawing."""
-
-    def __init__(self, first: int, last: int, low: float, high: float, right: float):
-        self.first, self.last = first, last
-        self.low, self.high = low, high
-        self.right = right
-        if not high > low:                          # one value: a line in the middle
-            self.low = low - 0.5
-            self.high = low + 0.5
+    first: int                      # step
+    last: int
+    low: float                      # value, below `high`
+    high: float
+    right: float                    # edge of the place for the curves
 
     def x(self, step: float) -> float:
         """Horizontal place of a step; the middle if there is one step only."""
@@ -138,7 +134,7 @@ class Frame:
             out += f'<path class="ax" d="M{LEFT} {y:.1f}H{self.right:.1f}"/>'
             out += label("num", LEFT - 5, y, short(v))
         room = 0.09 * (self.last - self.first)
-        for step in ticks(self.first, self.last, whole=True):
+        for step in ticks(self.first, self.last, least=1):
             if self.last - step > room:
                 out += label("tick", self.x(step), FOOT + 11, short(step))
         out += label("tick", self.x(self.last), FOOT + 11, short(self.last))
@@ -159,16 +155,15 @@ def binned(points: list[tuple], merge: int) -> list[tuple[float, ...]]:
 
 
 def spread(wanted: list[Name]) -> list[Name]:
-    """Names moved apart so that none covers another; at most as many as fit."""
+    """Names, moved apart so that none covers another; at most as many as fit."""
     wanted = sorted(wanted)
-    wanted = wanted[::len(wanted) // MOST + 1]
-    placed = []
+    shown = wanted[::len(wanted) // MOST + 1]
     y = 0.0
-    for i, name in enumerate(wanted):
-        below = len(wanted) - 1 - i                 # names that need their room, too
+    for i, name in enumerate(shown):
+        below = len(shown) - 1 - i                  # names that need their room, too
         y = min(max(name.y, y + GAP), FOOT + 2 - GAP * below)
-        placed.append(replace(name, y=y))
-    return placed
+        name.y = y
+    return shown
 
 
 def shaded(line: Line, frame: Frame, merge: int) -> str:
@@ -207,8 +202,8 @@ def limits(values: list[float], share: bool, zero: bool) -> tuple[float, float]:
     if zero:
         values = [*values, 0]
     least, largest = min(values), max(values)
-    pad = 0.06 * (largest - least)
-    if zero and least == 0:                         # the axis itself
+    pad = 0.06 * (largest - least) or 0.5           # of one value: a line in the middle
+    if zero and least == 0 < largest:               # the axis itself
         return least, largest + pad
     return least - pad, largest + pad
 
