@@ -39,14 +39,6 @@ def members(run: RunLog, role: str, key: str) -> list[Line]:
     return by_member(run, role, lambda m: m.points(key), run.mean(role, "members", of=(key,)))
 
 
-def against_base(run: RunLog) -> list[Line]:
-    """Who solves the teachers' current tasks."""
-    return [
-        Line("every step", run.points("solve_rate"), "s3", "thin"),
-        Line("frozen base", run.points("base_solve"), "base", "bold"),
-        Line("students", run.points("student_solve"), "s0", "bold")]
-
-
 def refused(run: RunLog) -> list[Line]:
     """The shares of proposals that were refused, for the six commonest reasons, and that were valid."""
     steps = Counter()
@@ -62,25 +54,24 @@ def refused(run: RunLog) -> list[Line]:
     return [*palette(by_reason.items()), Line("valid", run.points("valid"), "m7", "bold")]
 
 
-def useless(run: RunLog) -> list[Line]:
-    """The shares of tasks that teach nothing, one way or another."""
-    keys = {
-        "nobody solves": "solve_0",
-        "all solve": "solve_1",
-        "duplicates": "duplicates",
-        "beats guess": "beats_guessing"}
-    return palette((name, run.points(key)) for name, key in keys.items())
-
-
 def progress(run: RunLog) -> str:
     """Current tasks against the frozen base, what teachers write, why proposals are refused."""
+    solved = [
+        Line("every step", run.points("solve_rate"), "s3", "thin"),
+        Line("frozen base", run.points("base_solve"), "base", "bold"),
+        Line("students", run.points("student_solve"), "s0", "bold")]
     structures = Line("structures", run.points("unique_structures"), "t0", "bold")
+    useless = {
+        "nobody solves": run.points("solve_0"),
+        "all solve": run.points("solve_1"),
+        "duplicates": run.points("duplicates"),
+        "beats guess": run.points("beats_guessing")}
     kinds = {kind: run.points("task_types", kind, "solve_rate") for kind in run.names("task_types")}
     return section("tasks", "The tasks", "Ratings only compare members with each other. The frozen base "
                    "never learns, so what it solves tells how hard the teachers' tasks are.", [
         curves("The teachers' current tasks", "Share solved by the frozen base, and by students of the day. "
                "If the base falls, tasks got harder; the distance to it is the students' lead.",
-               against_base(run), share=True),
+               solved, share=True),
         curves("Statements per task, by teacher", "An archive without repeats makes them rise by itself.",
                members(run, "teacher", "statements")),
         curves("Unique structures", "Distinct programs so far: names and constants do not count.",
@@ -88,7 +79,8 @@ def progress(run: RunLog) -> str:
         curves("Refused proposals, by reason", "Share that the verifier refused; bold: that was valid.",
                refused(run), share=True),
         curves("Tasks that teach nothing", "Of valid tasks, those that nobody or everybody solves, that are "
-               "solved more often than by guessing; of proposals, duplicates.", useless(run), share=True),
+               "solved more often than by guessing; of proposals, duplicates.", palette(useless.items()),
+               share=True),
         curves("Solve rate by type of task", "The students', on each type.", palette(kinds.items()),
                share=True)])
 
@@ -131,8 +123,8 @@ def member_row(m: MemberLog) -> list[str]:
 def table_of_members(run: RunLog) -> str:
     """A figure of all members, the living first."""
     everybody = sorted(run.members.values(), key=lambda m: m.died)
-    caption = f"{len(everybody)} in all, {MEMBERS} at most shown, living first. Rate, rating and solve rate "
-    caption += "of the last step."
+    caption = (f"{len(everybody)} in all, {MEMBERS} at most shown, living first. Rate, rating and solve rate "
+               "of the last step.")
     if run.trials:
         kept = sum(trial.get("child") is None for trial in run.trials)
         caption += f" Of {len(run.trials)} litters {kept} had no child better than its victim."
@@ -278,16 +270,12 @@ def setup(run: RunLog) -> str:
         curves("Seconds per phase", "Of a step, wall clock.", palette(seconds.items()))])
 
 
-def players(run: RunLog) -> str:
-    """Who played."""
-    if run.config.get("single"):
-        return "One adapter in both roles"
-    return f"{len(run.living('teacher'))} teachers and {len(run.living('student'))} students"
-
-
 def status(run: RunLog) -> str:
     """Who played, on what, how far the run got and what it cost."""
     config = run.config
+    players = f"{len(run.living('teacher'))} teachers and {len(run.living('student'))} students"
+    if config.get("single"):
+        players = "One adapter in both roles"
     n_steps = 0
     if run.metrics:
         n_steps = run.metrics[-1]["step"] + 1
@@ -298,7 +286,7 @@ def status(run: RunLog) -> str:
     for row in run.metrics:
         for phase in items(row, "seconds"):
             seconds += num(row, "seconds", phase) or 0
-    return text(f"{players(run)} on {config.get('base', 'an unknown base')}, "
+    return text(f"{players} on {config.get('base', 'an unknown base')}, "
                 f"seed {config.get('seed', 'unknown')}; "
                 f"{done} {config.get('steps', 'unknown')} steps done in {seconds / 60:,.1f} minutes, "
                 f"{short(spent(run) or 0)} tokens generated.")
@@ -321,14 +309,6 @@ def parts_of(runs: list[RunLog]) -> dict[str, str]:
     return parts
 
 
-def notes_of(runs: list[RunLog]) -> str:
-    """What was wrong with the logs."""
-    notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
-    if not notes:
-        return ""
-    return f'<p class="notes">About the logs: {text("; ".join(notes), 2000)}.</p>'
-
-
 def page(runs: list[RunLog]) -> str:
     """The whole report as HTML; it is about the first run."""
     run = runs[0]
@@ -340,6 +320,9 @@ def page(runs: list[RunLog]) -> str:
     for name, body in parts_of(runs).items():
         links += f'<li><a href="#{name}">{name.capitalize()}</a></li>'
         main += body
+    notes = "; ".join(f"{log.name}: {note}" for log in runs for note in log.notes)
+    if notes:
+        notes = f'<p class="notes">About the logs: {text(notes, 2000)}.</p>'
     # The page runs no script but its own, whatever a model's text holds.
     script = base64.b64encode(hashlib.sha256(JS.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'"
@@ -348,5 +331,5 @@ def page(runs: list[RunLog]) -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
             f'<title>{text(run.name)}: report</title><style>{CSS}</style></head>'
             f'<body><header><h1>{text(run.name)}</h1><p class="lead">{lead}</p><p>{status(run)}</p>'
-            f'{notes_of(runs)}</header><nav><ul>{links}</ul></nav><main>{main}</main>'
+            f'{notes}</header><nav><ul>{links}</ul></nav><main>{main}</main>'
             f'<script>{JS}</script></body></html>\n')
