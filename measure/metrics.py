@@ -121,18 +121,16 @@ def measures(cfg: Config, prompt_format: str, adapters: Adapters, state: State, 
     """The step's line of metrics.jsonl, less the probes and what train.conclude adds: overall, per task type
     and per member."""
     archive = state.archive
-    by_kind = {kind: [] for kind in cfg.task_types}
-    for p in done.proposed:
-        by_kind[p.kind].append(p)
     described, baseline = {}, {}
-    for kind, own in by_kind.items():
+    for kind in cfg.task_types:
+        own = [p for p in done.proposed if p.kind == kind]
         described[kind] = describe(own)
         baseline[kind] = archive.majority_baseline(kind)
 
     beats_guessing = []
     for p in done.proposed:
         if p.solve_rate is not None:
-            beats_guessing.append(float(p.solve_rate > baseline[p.kind] + NOISE_MARGIN))
+            beats_guessing.append(p.solve_rate > baseline[p.kind] + NOISE_MARGIN)
     thinks = thinking(done.proposed, prompt_format)
     of_students = []
     for m in members_of(state.members, "student"):
@@ -228,19 +226,19 @@ def spent(rows: list[dict]) -> list[int]:
 
 # --- the terminal -------------------------------------------------------------------------------------------
 
-COLUMNS = [                         # (what is measured, characters)
-    ("step", 5),
-    ("valid", 6),
-    ("statements", 10),
-    ("solve", 6),
-    ("base", 6),
-    ("heldout", 7),
-    ("think", 6),
-    ("reward", 6),
-    ("unique", 6)]
-COLUMNS += [(f"best {role[0].upper()}", 12) for role in ROLES]
-COLUMNS += [("sec", 6)]
-HEADER = " ".join(name.rjust(width) for name, width in COLUMNS)
+WIDTHS = dict(                      # of the columns, in characters
+    step=5,
+    valid=6,
+    statements=10,
+    solve=6,
+    base=6,
+    heldout=7,
+    think=6,
+    reward=6,
+    unique=6)
+WIDTHS |= {f"best {role[0].upper()}": 12 for role in ROLES}
+WIDTHS["sec"] = 6
+HEADER = " ".join(name.rjust(width) for name, width in WIDTHS.items())
 
 
 def line(row: dict) -> str:
@@ -263,7 +261,7 @@ def line(row: dict) -> str:
         cells.append(f"{name} {mu:.1f}")
     cells.append(f"{sum(row['seconds'].values()):.1f}")
     aligned = []
-    for cell, (_, width) in zip(cells, COLUMNS, strict=True):
+    for cell, width in zip(cells, WIDTHS.values(), strict=True):
         aligned.append(cell.rjust(width))
 
     notes = []
@@ -280,15 +278,14 @@ def line(row: dict) -> str:
 
 def summary(rows: list[dict]) -> str:
     """What the first and the last probe of a run measured, and what it cost, in words."""
-    out = []
+    told = ""
     probes = [row for row in rows if row.get("heldout_greedy")]
     if len(probes) > 1:
         first, last = probes[0], probes[-1]
         before, after = mean(first["heldout_greedy"].values()), mean(last["heldout_greedy"].values())
-        out.append(f"step {first['step']} to {last['step']}: students solve {before:.2f} to {after:.2f} of "
-                   "the held-out tasks, greedily (ratings are relative and show no progress)")
+        told = (f"step {first['step']} to {last['step']}: students solve {before:.2f} to {after:.2f} of "
+                "the held-out tasks, greedily (ratings are relative and show no progress)\n")
     n_born = sum(len(row["births"]) for row in rows)
     last = rows[-1]
-    out.append(f"{last['unique_structures']} distinct program structures, {n_born} members replaced, "
-               f"{last['tokens_generated']:,} tokens generated, {last['tokens_trained']:,} trained")
-    return "\n".join(out)
+    return (f"{told}{last['unique_structures']} distinct program structures, {n_born} members replaced, "
+            f"{last['tokens_generated']:,} tokens generated, {last['tokens_trained']:,} trained")

@@ -12,15 +12,14 @@ WINDOW = 5                  # steps: "now" is a mean over the latest, "the start
 ENOUGH = 64                 # gaming: valid tasks before the commonest output can mean anything; format: texts
 EXIT_HALTED = 3             # exit code of a run that --halt-on ended
 # What is alarming; docs/advanced/drift.md says whence.
-BOUNDS = dict(
-    unique_share=0.5,       # collapse: distinct structures among 64 of the latest tasks, of their most so far
-    cosine=0.9,             # collapse: mean cosine of the updates of a role's members
-    guess=0.3,              # gaming: share of a type's tasks for which its most frequent output is right
-    growth=2.5,             # gaming: an output's characters, or its longest number's digits, of the start
-    unsolved=0.5,           # gaming: share of the valid tasks that nobody solves
-    interval=1.96,          # forgetting: standard errors of held-out accuracy below the first probe
-    violations=1,           # escape: programs in 5 steps that the sandbox ended for a forbidden system call
-    misshapen=0.95)         # format: share of the latest proposals, or of the answers, that could not be read
+UNIQUE_SHARE = 0.5          # collapse: distinct structures among 64 of the latest tasks, of their most so far
+LIKENESS = 0.9              # collapse: mean cosine of the updates of a role's members
+GUESSABLE = 0.3             # gaming: share of a type's tasks for which its most frequent output is right
+GROWTH = 2.5                # gaming: an output's characters, or its longest number's digits, of the start
+UNSOLVED = 0.5              # gaming: share of the valid tasks that nobody solves
+INTERVAL = 1.96             # forgetting: standard errors of held-out accuracy below the first probe
+VIOLATIONS = 1              # escape: programs in 5 steps that the sandbox ended for a forbidden system call
+MISSHAPEN = 0.95            # format: share of the latest proposals, or of the answers, that could not be read
 # Reasons of proposals that are not in the demanded format.
 UNREADABLE = ("no_program", "no_input", "few_inputs", "no_question", "no_proof", "syntax")
 # What to turn where rewards are all equal: of a role, or within every group.
@@ -88,9 +87,9 @@ def collapse(history: list[dict]) -> str:
     """Structures at 64 against their most so far, and the members' likeness."""
     unique, cosine = now(history, "unique"), now(history, "cosine")
     most = max(step["unique"] for step in history)
-    if unique is not None and unique < BOUNDS["unique_share"] * most:
+    if unique is not None and unique < UNIQUE_SHARE * most:
         return f"distinct structures among 64 tasks fell from {most:.1f} to {unique:.1f}"
-    if cosine is not None and cosine > BOUNDS["cosine"]:
+    if cosine is not None and cosine > LIKENESS:
         return f"the updates of a role's members have a mean cosine of {cosine:.2f}"
     return ""
 
@@ -98,13 +97,13 @@ def collapse(history: list[dict]) -> str:
 def gaming(history: list[dict]) -> str:
     """Guessable outputs, outputs that grow, and tasks that nobody solves."""
     guess, unsolved = now(history, "guess") or 0.0, now(history, "unsolved") or 0.0
-    if guess > BOUNDS["guess"] and sum(step["tasks"] for step in history) >= ENOUGH:
+    if guess > GUESSABLE and sum(step["tasks"] for step in history) >= ENOUGH:
         return f"one output is right for {guess:.0%} of a type's latest tasks"
     for name in ("characters", "digits"):
         size, before = now(history, name) or 0.0, now(history[:WINDOW], name) or 0.0
-        if size > BOUNDS["growth"] * max(1.0, before):
+        if size > GROWTH * max(1.0, before):
             return f"{name} of an output grew from {before:.1f} to {size:.1f}"
-    if unsolved > BOUNDS["unsolved"]:
+    if unsolved > UNSOLVED:
         return f"nobody solves {unsolved:.0%} of the tasks"
     return ""
 
@@ -113,14 +112,14 @@ def forgetting(history: list[dict]) -> str:
     """The latest probe against the first, which asked the same tasks."""
     probes = []
     for step in history:
-        if step["heldout"] is not None and step["heldout_se"] is not None:
+        if step["heldout_se"] is not None:
             probes.append(step)
     if len(probes) < 2:
         return ""
     first, last = probes[0], probes[-1]
     lost = first["heldout"] - last["heldout"]
     error = (first["heldout_se"] ** 2 + last["heldout_se"] ** 2) ** 0.5
-    if lost > BOUNDS["interval"] * error:
+    if lost > INTERVAL * error:
         return f"accuracy on held-out tasks is {lost:.2f} below that of the first probe"
     return ""
 
@@ -128,7 +127,7 @@ def forgetting(history: list[dict]) -> str:
 def escape(history: list[dict]) -> str:
     """Programs that the sandbox ended for a forbidden system call."""
     n = sum(step["violations"] for step in history[-WINDOW:])
-    if n >= BOUNDS["violations"]:
+    if n >= VIOLATIONS:
         return f"{n} programs of the latest {WINDOW} steps made a forbidden system call"
     return ""
 
@@ -166,7 +165,7 @@ def wrong_format(history: list[dict]) -> str:
     """A base that does not keep to the format that its prompts demand: there is nothing to pay it for."""
     for what in ("proposals", "answers"):
         share = misshapen(history, what)
-        if share is not None and share >= BOUNDS["misshapen"]:
+        if share is not None and share >= MISSHAPEN:
             return (f"{share:.0%} of the latest {what} are not in the demanded format. Look at them (--show "
                     "3); take another --prompt-format (direct for a small chat model, base for one without "
                     "chat training), raise --max-new-tokens where they are cut off, or take another --base")

@@ -27,11 +27,11 @@ class Answers:
     thinks: dict[str, list[bool]] = field(default_factory=dict)             # whether it shows reasoning
 
 
-def ask_greedily(s: Setup, slots: dict[str, int], tasks: list[Task], step: int) -> Answers:
-    """One greedy attempt at each task by each member (name -> slot, -1 = frozen base), in one batch."""
+def ask_greedily(s: Setup, names: dict[int, str], tasks: list[Task], step: int) -> Answers:
+    """One greedy attempt at each task by each member (slot -> name, -1 = frozen base), in one batch."""
     # fresh members are the base, bit for bit: it alone is asked
     all_equal = not any(B.any() for _, B in s.adapters.masters.values())
-    asked = [-1] if all_equal else list(slots.values())
+    asked = [-1] if all_equal else list(names)
     by_row = []
     for slot in asked:
         by_row += [slot] * len(tasks)
@@ -42,7 +42,7 @@ def ask_greedily(s: Setup, slots: dict[str, int], tasks: list[Task], step: int) 
         thinks.append(bool(reasoning(text, s.base.prompt_format)))
     found = Answers(done)
     first = 0
-    for name in slots:
+    for name in names.values():
         own = slice(first, first + len(tasks))
         found.correct[name] = correct[own]
         found.thinks[name] = thinks[own]
@@ -57,22 +57,19 @@ def sample_members(cfg: Config, members: list[Member], step: int, n: int) -> lis
     for number, role in enumerate(ROLES):
         own = members_of(members, role)
         if len(own) > n:
-            drawn = make_rng(cfg.seed, step, PROBE, number).sample(range(len(own)), n)
-            own = [own[i] for i in sorted(drawn)]
+            drawn = make_rng(cfg.seed, step, PROBE, number).sample(own, n)
+            own = sorted(drawn, key=own.index)
         chosen += own
     return chosen
 
 
 def by_type(tasks: list[Task], members: dict[str, list]) -> dict[str, dict[str, float | None]]:
     """Task type -> name -> mean of what it has for the tasks of this type."""
-    places = {}                                 # task type -> which of the tasks are of it
-    for i, task in enumerate(tasks):
-        places.setdefault(task.kind, []).append(i)
     table = {}
-    for kind in sorted(places):
+    for kind in sorted({task.kind for task in tasks}):
         table[kind] = {}
         for name, own in members.items():
-            table[kind][name] = mean(own[i] for i in places[kind])
+            table[kind][name] = mean(x for x, task in zip(own, tasks) if task.kind == kind)
     return table
 
 
@@ -88,10 +85,10 @@ def standard_error(correct: dict[str, list]) -> float | None:
     return statistics.stdev(by_task) / len(by_task) ** .5
 
 
-def probe_heldout(s: Setup, students: dict[str, int], tasks: list[Task],
+def probe_heldout(s: Setup, students: dict[int, str], tasks: list[Task],
                   step: int) -> tuple[dict, Attempts]:
     """Every student and the frozen base on the held-out tasks; keys of a row, the answers."""
-    found = ask_greedily(s, students | {FROZEN_BASE: -1}, tasks, step)
+    found = ask_greedily(s, students | {-1: FROZEN_BASE}, tasks, step)
     types = by_type(tasks, found.correct)
     of_base = mean(found.correct.pop(FROZEN_BASE))
     greedy = {}
@@ -108,15 +105,14 @@ def probe_heldout(s: Setup, students: dict[str, int], tasks: list[Task],
     return row, found.done
 
 
-def probe_unseen(s: Setup, members: dict[str, int], tasks: list[Task],
+def probe_unseen(s: Setup, members: dict[int, str], tasks: list[Task],
                  step: int) -> tuple[dict, Attempts]:
     """Members and frozen base on the task types that the run does not play; keys of a row, the answers."""
-    found = ask_greedily(s, members | {FROZEN_BASE: -1}, tasks, step)
-    n_by_type = Counter(task.kind for task in tasks)
+    found = ask_greedily(s, members | {-1: FROZEN_BASE}, tasks, step)
     row = dict(
         unseen=by_type(tasks, found.correct),
         unseen_think=by_type(tasks, found.thinks),
-        unseen_n=dict(n_by_type))
+        unseen_n=Counter(task.kind for task in tasks))
     return row, found.done
 
 
@@ -140,12 +136,11 @@ def probe(s: Setup, members: list[Member], heldout: list[Task], unseen: list[Tas
     asked = sample_members(s.cfg, members, step, selfplay.N_PROBED)
     players = s.adapters.here                   # they come back to the device when the probe is over
     s.adapters.to_device(m.slot for m in asked)
-    students, by_slot = {}, {}
+    students, everybody = {}, {}                # slot -> name
     for m in asked:
-        by_slot[m.slot] = m.name                # an adapter in several roles is asked once
+        everybody[m.slot] = m.name              # an adapter in several roles is asked once
         if m.role == "student":
-            students[m.name] = m.slot
-    everybody = {name: slot for slot, name in sorted(by_slot.items())}
+            students[m.slot] = m.name
     valid = [p for p in proposed if p.task]
     parts = []
     if heldout:

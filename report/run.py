@@ -132,7 +132,9 @@ class RunLog:
 
     def lives(self, births: list[dict]) -> dict[str, MemberLog]:
         """Members by name, in the order of their appearance; each role has its family of colours."""
-        birth_of = {str(birth.get("child")): birth for birth in births}
+        birth_of = {}
+        for birth in births:
+            birth_of[str(birth.get("child"))] = birth
         members = {}
         seen = Counter()
         for row in self.metrics:

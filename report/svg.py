@@ -178,20 +178,19 @@ def shaded(line: Line, frame: Frame, merge: int) -> str:
 
 def curve(line: Line, points: list[tuple[float, float]], frame: Frame, merge: int) -> str:
     """One line with its band, dots where it has few points, marks of birth and death."""
-    at = [(f"{frame.x(step):.1f}", f"{frame.y(v):.1f}") for step, v in points]
     tip = f"{line.name}{line.tip}: {short(points[0][1])} to {short(points[-1][1])}"
     body = f"<title>{text(tip)}</title>"
     body += shaded(line, frame, merge)
     body += f'<path class="stroke" d="{frame.path(points)}"/>'
     if len(points) == 1 or len(points) <= 24 and "thin" not in line.style:
-        for x, y in at:
-            body += f'<circle cx="{x}" cy="{y}" r="2.2"/>'
+        for step, v in points:
+            body += f'<circle cx="{frame.x(step):.1f}" cy="{frame.y(v):.1f}" r="2.2"/>'
     if line.born:
-        x, y = at[0]
-        body += f'<circle class="birth" cx="{x}" cy="{y}" r="3.4"/>'
+        step, v = points[0]
+        body += f'<circle class="birth" cx="{frame.x(step):.1f}" cy="{frame.y(v):.1f}" r="3.4"/>'
     if line.died:
-        x, y = at[-1]
-        body += f'<path class="death" d="M{x} {y}m-3 -3l6 6m0 -6l-6 6"/>'
+        end = frame.path(points[-1:])
+        body += f'<path class="death" d="{end}m-3 -3l6 6m0 -6l-6 6"/>'
     return f'<g class="line {line.color} {line.style}">{body}</g>'
 
 

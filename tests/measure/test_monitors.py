@@ -131,7 +131,7 @@ TINY = dict(steps=6, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_tas
 @pytest.mark.slow
 def test_a_run_halts_with_a_checkpoint_and_goes_on(micro_base, tmp_path, capsys, monkeypatch):
     flags = TINY | dict(base=micro_base, out=tmp_path)
-    monkeypatch.setitem(monitors.BOUNDS, "cosine", -1)
+    monkeypatch.setattr(monitors, "LIKENESS", -1)
     with pytest.raises(Halted):
         play(**flags, name="run", halt_on="collapse,escape")
     said = capsys.readouterr()
@@ -161,7 +161,7 @@ def test_a_base_that_cannot_do_it_is_told_in_a_run(tmp_path, capsys):
 @pytest.mark.slow
 def test_all_processes_halt_together(micro_base, tmp_path):
     """Under torchrun, whose own exit code is 1 for any of a process; each says 3, and the checkpoint is whole."""
-    alarmed = 'import runpy\nfrom measure import monitors\nmonitors.BOUNDS["cosine"] = -1\nrunpy.run_path("train.py", run_name="__main__")'
+    alarmed = 'import runpy\nfrom measure import monitors\nmonitors.LIKENESS = -1\nrunpy.run_path("train.py", run_name="__main__")'
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python", sys.executable,
                            "-c", alarmed, *words(**TINY, base=micro_base, out=tmp_path, name="run", halt_on="collapse")],
                           cwd=Path(train.__file__).parent, capture_output=True, text=True, timeout=280, env=os.environ | dict(OMP_NUM_THREADS="1"))

@@ -71,7 +71,7 @@ def test_probe(setup, monkeypatch):
     assert told["student_solve"] == 0.25 and told["probe_tokens"] > 0
     assert selfplay.mean(p.base_rate for p in batch) == told["base_solve"] > 0, "each task notes what the base did"
     later = probes.probe(s, students, current[:1], [], batch, 1)
-    done = probes.ask_greedily(s, dict(S0=0, S1=1, base=-1), current[:1], 1).done
+    done = probes.ask_greedily(s, {0: "S0", 1: "S1", -1: "base"}, current[:1], 1).done
     assert later["heldout_greedy_base"] == told["heldout_greedy_base"], "asked each time, it never changes"
     monkeypatch.setattr(probes, "attempt", lambda *args: Attempts(done.rollout, done.texts, [["unjudged"] for _ in done.texts]))
     failed = probes.probe(s, students, current[:1], [], [], 1)
@@ -109,14 +109,14 @@ def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
     s = setup(probe_every=1)
     s = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=0.0))
     tasks = made(s, "code_o", "x=x+1", "x=x*2")
-    slots = {"S0": 0, "S1": 1, "base": -1}
-    asked = probes.ask_greedily(s, slots, tasks, 0)
+    names = {0: "S0", 1: "S1", -1: "base"}
+    asked = probes.ask_greedily(s, names, tasks, 0)
     found, done = asked.correct, asked.done
-    asked = probes.ask_greedily(s, {"base": -1}, tasks, 0)
+    asked = probes.ask_greedily(s, {-1: "base"}, tasks, 0)
     alone, done_alone = asked.correct, asked.done
     assert done.texts == done_alone.texts and found["S0"] == found["S1"] == found["base"] == alone["base"]
     moved = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=3.0))
-    found = probes.ask_greedily(moved, slots, tasks, 0).correct
+    found = probes.ask_greedily(moved, names, tasks, 0).correct
     assert found["base"] == alone["base"] and found["S0"] != found["base"]
 
 
