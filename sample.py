@@ -59,19 +59,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def run_flags(args: argparse.Namespace) -> dict:
-    """The flags of a run that samples so much."""
-    return dict(
-        task_types=args.task_types or None,
-        n_prompts=args.n,
-        proposals_per_prompt=1,
-        samples_per_task=args.samples,
-        temperature=args.temperature,
-        seed=args.seed,
-        max_new_tokens=args.max_new_tokens,
-        dedupe="off")
-
-
 def given_tasks(args: argparse.Namespace, setup: Setup, dealer: Member) -> list[ProposalRecord]:
     """What students attempt: the tasks of --task, of --program, or fresh ones. Raises UserError for a task
     that is not valid."""
@@ -153,7 +140,16 @@ def main() -> int:
     population = common.load(args)
     members = members_asked(args, population)
     base = population.base
-    cfg = resolve_config(config_of(run_flags(args)), base.prompt_format, base.model.embedding.device.type)
+    flags = dict(                               # of a run that samples so much
+        task_types=args.task_types or None,
+        n_prompts=args.n,
+        proposals_per_prompt=1,
+        samples_per_task=args.samples,
+        temperature=args.temperature,
+        seed=args.seed,
+        max_new_tokens=args.max_new_tokens,
+        dedupe="off")
+    cfg = resolve_config(config_of(flags), base.prompt_format, base.model.embedding.device.type)
     limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
     with open_sandbox("auto", base.prompt_format) as sandbox:
         setup = Setup(cfg, base, population.adapters, ALONE, sandbox, limits)

@@ -262,10 +262,9 @@ def test_an_untouched_configuration_is_plain(tmp_path):
     peft = pytest.importorskip("peft")
     written = peft.LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM").to_dict() | {"peft_type": "LORA"}
     weights.check_plain(tmp_path, written)
-    known = weights.ANY | set(weights.PLAIN)
-    assert known <= set(written), "a key that PEFT does not have"
-    for name in set(written) - known:
-        assert written[name] == weights.NOT_EMPTY.get(name, written[name]) and (not written[name] or name in weights.NOT_EMPTY), name
+    assert weights.ANY | set(weights.PLAIN) <= set(written), "a key that PEFT does not have"
+    for name in set(written) - weights.ANY:
+        assert not written[name] or written[name] in weights.PLAIN[name], name
         with pytest.raises(UserError, match=f"no plain LoRA.* its {name} is 'on'.*PEFT can make it plain"):
             weights.check_plain(tmp_path, written | {name: "on"})
 

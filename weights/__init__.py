@@ -54,13 +54,22 @@ ANY = frozenset("task_type auto_mapping peft_version base_model_name_or_path rev
                 "lora_alpha lora_dropout target_modules exclude_modules layers_to_transform layers_pattern "
                 "fan_in_fan_out bias ensure_weight_tying "
                 "eva_config corda_config loftq_config lora_ga_config".split())
-# PLAIN must hold one of these: other ways to begin (pissa, olora, corda, loftq, lora_ga, mica) take something
-# away from the base, which is then another. Every other key must be empty, known here or not, or as it is in
-# NOT_EMPTY where nobody asked for anything.
-PLAIN = dict(peft_type=("LORA",), init_lora_weights=(True, False, None, "gaussian", "orthogonal", "eva"))
-NOT_EMPTY = dict(qalora_group_size=16, megatron_core="megatron.core")
+# Every other key, known here or not, must be empty or one of these: other ways to begin (pissa, olora, corda,
+# loftq, lora_ga, mica) take something away from the base, which is then another. The last two are what PEFT
+# writes where nobody asked for anything.
+PLAIN = dict(
+    peft_type=("LORA",),
+    init_lora_weights=(True, "gaussian", "orthogonal", "eva"),
+    qalora_group_size=(16,),
+    megatron_core=("megatron.core",))
 WAY_OUT = ("PEFT can make it plain: save_pretrained(DIR, path_initial_model_for_weight_conversion=BEFORE) "
            "after training from pissa, olora, corda or lora_ga, else peft.save_as_lora(DIR, model, RANK)")
+HEAD = """library_name: peft
+pipeline_tag: text-generation
+tags:
+- lora
+- self-play
+"""
 CARD = """# A member of a population
 
 A LoRA adapter (rank {rank}, alpha {alpha}) that was trained by self-play as one member of a population
@@ -284,15 +293,14 @@ def model_card(adapters: Adapters, base_name: str | None, base_hash: str) -> str
     """The README.md of a member: by its head the Hugging Face hub knows the member for a LoRA of its base.
 
     The hub refuses a base_model that is no id of its own, so that a base of a directory gets no such line."""
-    head = ["library_name: peft", "pipeline_tag: text-generation", "tags:", "- lora", "- self-play"]
+    head = HEAD
     text = CARD.format(base=base_name, rank=adapters.rank, alpha=adapters.alpha, files=base_hash or "unknown")
     is_id = base_name and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base_name) and not Path(base_name).is_dir()
     if is_id:           # in quotes: without them YAML would read a name like 1e5 as a number
-        head.insert(0, f'base_model: "{base_name}"')
-        head.append(f'- "base_model:adapter:{base_name}"')
+        head = f'base_model: "{base_name}"\n{HEAD}- "base_model:adapter:{base_name}"\n'
     else:
         text += NO_ID
-    return "\n".join(["---", *head, "---", text])
+    return f"---\n{head}---\n{text}"
 
 
 def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_hash: str = "") -> None:
@@ -324,10 +332,7 @@ def save_peft(adapters: Adapters, p: int, directory: Path, base_name: str, base_
 def check_plain(directory: Path, config: dict) -> None:
     """Raises UserError where an adapter_config.json describes something else than W + alpha/r B A."""
     for name, value in config.items():
-        if name in PLAIN:
-            known = value in PLAIN[name]
-        else:
-            known = name in ANY or not value or value == NOT_EMPTY.get(name)
+        known = name in ANY or not value or value in PLAIN.get(name, ())
         demand(known, f"{directory} is no plain LoRA, and nothing else can be a member: its {name} is "
                f"{value!r:.60}. {WAY_OUT}")
     demand(config.get("peft_type") == "LORA", f"{directory}: adapter_config.json lacks peft_type LORA")

@@ -30,14 +30,14 @@ TASK = Task(KIND, "def f(x):\n x=x+[4]\n return x[::-1]", ("[1,2,3]",), (encode(
 
 
 @torch.inference_mode()
-def compare(base: Base, n_new: int = 64, text: str = "def fibonacci(n):\n") -> dict:
+def compare(base: Base, n_new: int = 64) -> dict:
     """Greedy tokens, decoded here one after another, and all logits, compared with transformers in float32.
 
     Only logits are compared: transformers' `generate` follows generation_config.json (beams, penalties,
     suppressed tokens), which says nothing about the weights."""
     from transformers import AutoModelForCausalLM
     reference = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32).eval()
-    prompt = base.tokenizer(text)["input_ids"]
+    prompt = base.tokenizer("def fibonacci(n):\n")["input_ids"]
     n_new = min(n_new, base.model.cfg.max_position_embeddings - len(prompt))
     endless = replace(base, eos_ids=())         # a base that ends at once would have nothing to compare
     rollout = generate(endless, None, Prompts([prompt], [-1], [(0,)]), SamplingParams(1, 0.0, n_new))
@@ -55,7 +55,7 @@ def compare(base: Base, n_new: int = 64, text: str = "def fibonacci(n):\n") -> d
         text=base.tokenizer.decode(answer))
 
 
-def show_parsed(base: Base, n_new: int = 0) -> None:
+def show_parsed(base: Base, n_new: int) -> None:
     """Print the likeliest text of the base as a teacher and as a student, in training's prompt format, and
     what the parsers make of it. n_new: tokens of a text, at most; 0 = as in training."""
     prompt_format = base.prompt_format
