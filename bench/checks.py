@@ -162,9 +162,8 @@ def gradients(base: Base, adapters: Adapters, n_tokens: int) -> list[Check]:
         loss.backward()
     wanted = take_gradients(adapters)
     errors = [relative_rms(ours[p], wanted[p]) for p in set(members)]
-    check = Check(
+    return [Check(
         f"gradients of {n_tokens} tokens",
         error=max(errors),
         bound=2 * BOUNDS[base.model.embedding.dtype],               # both are rounded
-        control=relative_rms(ours[0], wanted[1]))
-    return [check]
+        control=relative_rms(ours[0], wanted[1]))]

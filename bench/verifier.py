@@ -9,15 +9,14 @@ from bench.workload import ratio, show, take_turns
 from micro.programs import fresh_program
 from verifier import Job, PortableVerifier, Sandbox
 
-PROGRAM = "def f(x):\n    return x + NUMBER"            # NUMBER is another one in every program
+PROGRAM = "def f(x):\n    return x + {}"        # another number in every program
 
 
 def verify_all(verifier: Sandbox, n: int) -> None:
     """Verify n trivial programs."""
     jobs = []
     for i in range(n):
-        program = PROGRAM.replace("NUMBER", str(i))
-        jobs.append(Job(program, ("1",)))
+        jobs.append(Job(PROGRAM.format(i), ("1",)))
     for i, verdict in enumerate(verifier.run(jobs)):
         assert verdict.outputs == (str(i + 1),)
 
@@ -25,7 +24,7 @@ def verify_all(verifier: Sandbox, n: int) -> None:
 def run_all(n: int) -> None:
     """The same for each program in a new interpreter: no walls, a starting price."""
     for i in range(n):
-        program = PROGRAM.replace("NUMBER", str(i)) + "\nprint(f(1))"
+        program = PROGRAM.format(i) + "\nprint(f(1))"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True)
         assert int(done.stdout) == i + 1
 

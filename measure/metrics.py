@@ -1,6 +1,6 @@
 """A step's line of metrics.jsonl, its one line on the terminal, and a summary of the run."""
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -72,14 +72,13 @@ def describe(proposed: list[ProposalRecord]) -> dict:
         output_digits=mean(digits))
 
 
-def thinking(proposed: list[ProposalRecord], prompt_format: str) -> dict[str, list[bool]]:
+def thinking(proposed: list[ProposalRecord], prompt_format: str) -> defaultdict[str, list[bool]]:
     """Whether each text of the step has reasoning in it, by who wrote it."""
-    thinks = {}
+    thinks = defaultdict(list)
     for p in proposed:
         for name, texts in [(p.teacher.name, [p.text]), *p.answers.items()]:
-            own = thinks.setdefault(name, [])
             for text in texts:
-                own.append(bool(reasoning(text, prompt_format)))
+                thinks[name].append(bool(reasoning(text, prompt_format)))
     return thinks
 
 
@@ -134,7 +133,7 @@ def measures(cfg: Config, prompt_format: str, adapters: Adapters, state: State, 
     thinks = thinking(done.proposed, prompt_format)
     of_students = []
     for m in members_of(state.members, "student"):
-        of_students += thinks.get(m.name, [])
+        of_students += thinks[m.name]
     return dict(
         **describe(done.proposed),
         task_types=described,
@@ -168,7 +167,7 @@ def mean_cosines(cfg: Config, adapters: Adapters, members: list[Member],
 
 
 def member_measures(cfg: Config, adapters: Adapters, state: State, done: StepRecord,
-                    thinks: dict[str, list[bool]]) -> dict[str, dict]:
+                    thinks: defaultdict[str, list[bool]]) -> dict[str, dict]:
     """What the step was for each member, by name; of those that had no match with --matches, the rating."""
     members = {}
     rates = learning_rates(cfg, state.members, state.step)
@@ -184,23 +183,22 @@ def member_measures(cfg: Config, adapters: Adapters, state: State, done: StepRec
         playing |= {match["teacher"], match["student"]}
     active = [m for m in state.members if m.name in playing or not cfg.matches]
     cosines = mean_cosines(cfg, adapters, active, state.step)
-    proposals, verdicts = {}, {}                        # by who wrote them
+    proposals, verdicts = defaultdict(list), defaultdict(list)          # by who wrote them
     for p in done.proposed:
-        proposals.setdefault(p.teacher.name, []).append(p)
+        proposals[p.teacher.name].append(p)
         for name, own in p.attempts.items():
-            verdicts.setdefault(name, []).extend(own)
+            verdicts[name] += own
     for m in active:
         row = members[m.name]
         row |= learned(m, done)
         row["cosine"] = cosines.get(m.name)
-        row["think"] = mean(thinks.get(m.name, []))
+        row["think"] = mean(thinks[m.name])
         if m.role == "teacher":
-            row |= describe(proposals.get(m.name, []))
+            row |= describe(proposals[m.name])
             del row["teacher_reward"]                   # is its `reward`
         else:
-            own = verdicts.get(m.name, [])
-            row["n"] = len(own)
-            row["solve_rate"] = solve_rate(own)
+            row["n"] = len(verdicts[m.name])
+            row["solve_rate"] = solve_rate(verdicts[m.name])
     return members
 
 

@@ -183,13 +183,6 @@ def differing(run: RunLog, first: RunLog) -> str:
     return ", ".join(words)
 
 
-def spent(run: RunLog) -> float | None:
-    """The tokens that a run generated."""
-    if not run.metrics:
-        return None
-    return num(run.metrics[-1], "tokens_generated")
-
-
 def budgets(runs: list[RunLog]) -> str:
     """A table of what each run cost, and how it differs from the first."""
     rows = []
@@ -197,7 +190,7 @@ def budgets(runs: list[RunLog]) -> str:
         rows.append([
             f'<i class="m{i % 8}"></i>{text(brief(run.path, 60))}',
             len(run.metrics),
-            f"{spent(run) or 0:,.0f}",
+            f"{num(run.last, 'tokens_generated') or 0:,.0f}",
             text(differing(run, runs[0]), 600) or "–"])
     head = ("run", "steps", "tokens generated", "flags that differ from the first run's")
     return f'<div class="card wide">{table(head, rows)}</div>'
@@ -223,7 +216,7 @@ def compared(runs: list[RunLog]) -> str:
     for title, each in shared_curves(runs).items():
         lines = palette(zip([run.name for run in runs], each))
         figures.append(curves(title, "", lines, share="Statements" not in title))
-    tokens = [spent(run) for run in runs]
+    tokens = [num(run.last, "tokens_generated") for run in runs]
     words = "<b>The budgets are not the same</b>: a curve that is higher may only have cost more."
     if None not in tokens and max(tokens) <= 1.05 * min(tokens):
         words = "The budgets agree within 5%."
@@ -276,9 +269,8 @@ def status(run: RunLog) -> str:
     players = f"{len(run.living('teacher'))} teachers and {len(run.living('student'))} students"
     if config.get("single"):
         players = "One adapter in both roles"
-    n_steps = 0
-    if run.metrics:
-        n_steps = run.metrics[-1]["step"] + 1
+    n_steps = run.last.get("step", -1) + 1
+    n_tokens = num(run.last, "tokens_generated") or 0
     done = f"{n_steps} of"
     if num(config, "steps") == n_steps:
         done = "all"
@@ -289,7 +281,7 @@ def status(run: RunLog) -> str:
     return text(f"{players} on {config.get('base', 'an unknown base')}, "
                 f"seed {config.get('seed', 'unknown')}; "
                 f"{done} {config.get('steps', 'unknown')} steps done in {seconds / 60:,.1f} minutes, "
-                f"{short(spent(run) or 0)} tokens generated.")
+                f"{short(n_tokens)} tokens generated.")
 
 
 def parts_of(runs: list[RunLog]) -> dict[str, str]:

@@ -95,6 +95,7 @@ class RunLog:
         self.env = self.whole("env.json")
         by_step = {row["step"]: row for row in self.lines("metrics.jsonl")}
         self.metrics = [row for _, row in sorted(by_step.items())]
+        self.last = self.metrics[-1] if self.metrics else {}
         births = list(self.lines("genealogy.jsonl", expected=False))
         self.trials = [birth for birth in births if get(birth, "trial")]
         self.members = self.lives(births)
@@ -150,7 +151,7 @@ class RunLog:
                 members[name].rows.append((row["step"], measured))
         for m in members.values():
             m.born = m.rows[0][0] > self.metrics[0]["step"]
-            m.died = m.rows[-1][0] < self.metrics[-1]["step"]
+            m.died = m.rows[-1][0] < self.last["step"]
         return members
 
     def those(self, role: str) -> list[MemberLog]:

@@ -52,10 +52,7 @@ def text(value: object, limit: int = 4000) -> str:
 
 def brief(name: object, limit: int = 18) -> str:
     """A name in at most `limit` visible characters; the middle gives way: long names differ at their ends."""
-    whole = str(name)
-    if len(whole) > 2 * limit:                      # need not be made visible as a whole
-        whole = whole[:limit] + whole[-limit:]
-    seen = visible(whole)
+    seen = visible(str(name))
     if len(seen) <= limit:
         return seen
     return f"{seen[:limit // 2]}…{seen[-((limit - 1) // 2):]}"

@@ -216,7 +216,7 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device | str = "cpu
         if f"{layer.path}.scale" in state:
             layer.scale = nn.Parameter(state[f"{layer.path}.scale"], requires_grad=False)
     with explained(f"{path}: weights and config.json do not belong together", RuntimeError):
-        model.load_state_dict(state, strict=True, assign=True)
+        model.load_state_dict(state, assign=True)
     return model.eval()
 
 
