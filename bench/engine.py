@@ -137,7 +137,7 @@ def step(args: argparse.Namespace) -> dict:
         decode = workload.decoder(base, adapters, prompts, members[::ATTEMPTS], args.new, ATTEMPTS)
         update = workload.updater(base, adapters, rollout, MICROBATCH)
         adam = rl.Adam(adapters, [1e-5] * adapters.n_members)
-        everybody = torch.ones(adapters.n_members, dtype=torch.bool, device=rollout.ids.device)
+        everybody = torch.ones_like(adam.steps, dtype=torch.bool)
 
         def whole() -> None:
             decode()

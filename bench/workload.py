@@ -109,8 +109,7 @@ def random_base(shape: str, dtype: torch.dtype, device: torch.device | str) -> B
 
 def population(base: Base, rank: int, n: int = POP, std: float = .01) -> Adapters:
     """n members that all differ from the base by a few percent of its activations."""
-    device = base.model.embedding.device
-    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=device)
+    adapters = Adapters.on(base.model, n, rank, 2.0 * rank, device=base.model.embedding.device)
     gen = torch.Generator().manual_seed(0)
     for p in range(n):
         adapters.init_member(p, gen)
@@ -190,15 +189,16 @@ def fixed_rollout(
     """Rows of arbitrary tokens, equally long, with log-probabilities 0."""
     device = base.model.embedding.device
     rows = len(members)
+    member = torch.tensor(members, device=device)
     ids = torch.tensor(prompts_of(base, rows, prompt + new), device=device)
     first = torch.arange(rows, device=device) // attempts * attempts        # of the rows with its prompt
     ids[:, :prompt] = ids[first, :prompt]
     return Rollout(
         ids,
-        prompt_len=torch.full((rows,), prompt, device=device),
-        length=torch.full((rows,), prompt + new, device=device),
+        prompt_len=torch.full_like(member, prompt),
+        length=torch.full_like(member, prompt + new),
         logp=torch.zeros(ids.shape, device=device),
-        member=torch.tensor(members, device=device))
+        member=member)
 
 
 def batch_of(rollout: Rollout) -> tuple[rl.Batch, torch.Tensor]:

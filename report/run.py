@@ -74,14 +74,6 @@ class MemberLog:
         return told
 
 
-def step_of(row: object) -> int | None:
-    """The number of the step that a line of a log is about; None where it has none."""
-    step = num(row, "step")
-    if step is None or step != int(step) or not 0 <= step < 1e9:
-        return None
-    return int(step)
-
-
 class RunLog:
     """A run's directory, read; `notes` says what was wrong with it. Raises UserError if it is no run."""
 
@@ -120,11 +112,11 @@ class RunLog:
             return
         skipped = []
         for row in read_log(self.path / name, damaged=skipped):
-            step = step_of(row)
-            if step is None:
+            step = num(row, "step")
+            if step is None or step != int(step) or not 0 <= step < 1e9:
                 skipped.append("no step")
             else:
-                yield row | {"step": step}
+                yield row | {"step": int(step)}
         if skipped:
             lines = "1 line"
             if len(skipped) > 1:
