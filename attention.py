@@ -202,7 +202,7 @@ def check_kernel(kernel: Callable, cfg: Sizes, dtype: torch.dtype, device: torch
         return torch.randn(shape, generator=gen).to(device, dtype)
 
     q = random(3, cfg.num_attention_heads, 1, cfg.head_dim)
-    shape = 5, PAGE, cfg.num_key_value_heads, cfg.head_dim
+    shape = 5, PAGE, cfg.num_key_value_heads, cfg.head_dim              # page 0 is nobody's
     keys = random(*shape)
     values = random(*shape)
     table = torch.tensor([[2, 0], [4, 0], [3, 1]], dtype=torch.int32, device=device)

@@ -107,7 +107,8 @@ def decode(args: argparse.Namespace) -> dict:
     def others(rows: int) -> dict[str, Work]:
         cases = {"base": work_of([-1] * rows, None)}
         if peft:
-            ids = torch.tensor(workload.prompts_of(base, rows, args.prompt), device=peft.device)
+            prompts = workload.prompts_of(base, rows, args.prompt)
+            ids = torch.tensor(prompts, device=peft.device)
             cases["peft_mixed"] = partial(peft_decode, peft, ids, members_of(rows), args.new)
         return cases
 

@@ -234,7 +234,8 @@ WIDTHS = dict(                      # of the columns, in characters
     think=6,
     reward=6,
     unique=6)
-WIDTHS |= {f"best {role[0].upper()}": 12 for role in ROLES}
+for role in ROLES:
+    WIDTHS[f"best {role[0].upper()}"] = 12
 WIDTHS["sec"] = 6
 HEADER = " ".join(name.rjust(width) for name, width in WIDTHS.items())
 

@@ -85,7 +85,8 @@ def now(history: list[dict], name: str) -> float | None:
 
 def collapse(history: list[dict]) -> str:
     """Structures at 64 against their most so far, and the members' likeness."""
-    unique, cosine = now(history, "unique"), now(history, "cosine")
+    unique = now(history, "unique")
+    cosine = now(history, "cosine")
     most = max(step["unique"] for step in history)
     if unique is not None and unique < UNIQUE_SHARE * most:
         return f"distinct structures among 64 tasks fell from {most:.1f} to {unique:.1f}"
@@ -96,11 +97,13 @@ def collapse(history: list[dict]) -> str:
 
 def gaming(history: list[dict]) -> str:
     """Guessable outputs, outputs that grow, and tasks that nobody solves."""
-    guess, unsolved = now(history, "guess") or 0.0, now(history, "unsolved") or 0.0
+    guess = now(history, "guess") or 0.0
+    unsolved = now(history, "unsolved") or 0.0
     if guess > GUESSABLE and sum(step["tasks"] for step in history) >= ENOUGH:
         return f"one output is right for {guess:.0%} of a type's latest tasks"
     for name in ("characters", "digits"):
-        size, before = now(history, name) or 0.0, now(history[:WINDOW], name) or 0.0
+        size = now(history, name) or 0.0
+        before = now(history[:WINDOW], name) or 0.0             # at the start
         if size > GROWTH * max(1.0, before):
             return f"{name} of an output grew from {before:.1f} to {size:.1f}"
     if unsolved > UNSOLVED:

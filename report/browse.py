@@ -103,7 +103,7 @@ def tasks(run: RunLog) -> str:
     """Tasks from the run's first step to its last, as many as there is room for, with their filters."""
     shown = [task(row) for row in run.tasks]
     while sum(len(made.encode()) for made in shown) > ROOM:
-        shown = shown[::2]
+        shown = shown[::2]          # still from the first step to the last
     body = '<p class="absent wide">Absent: no proposal can be read from tasks.jsonl.</p>'
     if shown:
         body = f'<div class="card wide">{FORM}<div id="list">{"".join(shown)}</div></div>'

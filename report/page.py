@@ -160,7 +160,8 @@ def alarms(run: RunLog) -> str:
     if said:
         rows = []
         for name, words in said.items():
-            rows.append([text(name, 40), text(", ".join(steps[name]), 200), text(words, 400)])
+            when = ", ".join(steps[name])
+            rows.append([text(name, 40), text(when, 200), text(words, 400)])
         return table(("monitor", "at steps", "what it said first"), rows)
     if any("alarms" in row for row in run.metrics):
         return "<p>No monitor gave alarm.</p>"
@@ -187,10 +188,11 @@ def budgets(runs: list[RunLog]) -> str:
     """A table of what each run cost, and how it differs from the first."""
     rows = []
     for i, run in enumerate(runs):
+        n_tokens = num(run.last, "tokens_generated") or 0
         rows.append([
             f'<i class="m{i % 8}"></i>{text(brief(run.path, 60))}',
             len(run.metrics),
-            f"{num(run.last, 'tokens_generated') or 0:,.0f}",
+            f"{n_tokens:,.0f}",
             text(differing(run, runs[0]), 600) or "–"])
     head = ("run", "steps", "tokens generated", "flags that differ from the first run's")
     return f'<div class="card wide">{table(head, rows)}</div>'
@@ -215,7 +217,8 @@ def compared(runs: list[RunLog]) -> str:
     figures = [budgets(runs)]
     for title, each in shared_curves(runs).items():
         lines = palette(zip([run.name for run in runs], each))
-        figures.append(curves(title, "", lines, share="Statements" not in title))
+        is_share = "Statements" not in title
+        figures.append(curves(title, "", lines, is_share))
     tokens = [num(run.last, "tokens_generated") for run in runs]
     words = "<b>The budgets are not the same</b>: a curve that is higher may only have cost more."
     if None not in tokens and max(tokens) <= 1.05 * min(tokens):
@@ -237,7 +240,8 @@ def flags(run: RunLog) -> tuple[str, int]:
     changed = []
     others = []
     for name, value in run.config.items():
-        default, meaning = [*items(usual, name, kind=list), value, ""][:2]
+        known = items(usual, name, kind=list)
+        default, meaning = [*known, value, ""][:2]
         told = "–"
         if name in usual:
             told = shown(default)

@@ -87,14 +87,17 @@ class RunLog:
         self.env = self.whole("env.json")
         by_step = {row["step"]: row for row in self.lines("metrics.jsonl")}
         self.metrics = [row for _, row in sorted(by_step.items())]
-        self.last = self.metrics[-1] if self.metrics else {}
+        self.last = {}
+        if self.metrics:
+            self.last = self.metrics[-1]
         births = list(self.lines("genealogy.jsonl", expected=False))
         self.trials = [birth for birth in births if get(birth, "trial")]
         self.members = self.lives(births)
         n_tasks = sum(num(row, "n") or 0 for row in self.metrics)
         self.n_tasks = max(0, int(n_tasks))
         every = self.n_tasks // SHOWN + 1
-        self.tasks = list(islice(self.lines("tasks.jsonl"), 0, None, every))
+        proposals = self.lines("tasks.jsonl")
+        self.tasks = list(islice(proposals, 0, None, every))
 
     def whole(self, name: str) -> dict:
         """A file that is one JSON object; {} and a note where it is not."""

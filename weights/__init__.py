@@ -64,6 +64,7 @@ PLAIN = dict(
     megatron_core=("megatron.core",))
 WAY_OUT = ("PEFT can make it plain: save_pretrained(DIR, path_initial_model_for_weight_conversion=BEFORE) "
            "after training from pissa, olora, corda or lora_ga, else peft.save_as_lora(DIR, model, RANK)")
+# Of a member's README.md: what the Hugging Face hub reads, and what people do
 HEAD = """library_name: peft
 pipeline_tag: text-generation
 tags:
