@@ -63,17 +63,17 @@ def sampling(base: Base) -> list[Check]:
     wanted = torch.searchsorted(cdf, place, right=True).squeeze(1)
     wanted_logp = exact.gather(1, ids[:, None]).squeeze(1)
     # The wrong answers are those of the row before.
-    tokens = Check(
-        "sampled tokens against float64 (share that differs)",
-        error=share_that_differs(ids, wanted),
-        bound=SHARE,
-        control=share_that_differs(wanted.roll(1), wanted))
-    probabilities = Check(
-        "their log-probabilities",
-        error=relative_rms(logp, wanted_logp),
-        bound=1e-5,
-        control=relative_rms(logp.roll(1), wanted_logp))
-    return [tokens, probabilities]
+    return [
+        Check(
+            "sampled tokens against float64 (share that differs)",
+            error=share_that_differs(ids, wanted),
+            bound=SHARE,
+            control=share_that_differs(wanted.roll(1), wanted)),
+        Check(
+            "their log-probabilities",
+            error=relative_rms(logp, wanted_logp),
+            bound=1e-5,
+            control=relative_rms(logp.roll(1), wanted_logp))]
 
 
 def row_logp(
