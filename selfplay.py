@@ -30,7 +30,8 @@ from sandbox.values import decode
 from tasks import FRESH, TASK_TYPES, given_task, verify_answers
 from tasks.archive import Archive
 from tasks.base import UNJUDGED, Proposal, Reject, Task
-from tasks.prompts import Prompt, decode_answers, render, show
+from tasks.prompts import Prompt, show
+from tasks.rendering import decode_answers, render
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
 from verifier import Job, PortableVerifier, Sandbox, Verdict

@@ -25,7 +25,8 @@ from infra.distributed import ALONE
 from infra.errors import UserError
 from model import Base
 from run.checkpoint import RunDir
-from tasks.prompts import THINK, Prompt, Rendered, decode_answers, render
+from tasks.prompts import THINK, Prompt
+from tasks.rendering import Rendered, decode_answers, render
 from weights import is_chat_model
 
 # A call of `generate` is given several rollout batches, so that waiting rows take the places of those that

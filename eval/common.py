@@ -21,7 +21,7 @@ from infra.precision import DTYPES, pick_dtype
 from lora import Adapters
 from model import Base
 from run.directory import RunDir
-from tasks.prompts import day_told
+from tasks.rendering import day_told
 from weights import files_hash, load_base, load_peft, read_peft
 
 CACHE = Path("~/.cache/nanopopulora").expanduser()      # of the published benchmark files

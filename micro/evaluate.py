@@ -28,7 +28,8 @@ from model import Base
 from sandbox.values import encode
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import Task
-from tasks.prompts import Prompt, decode_answers, reasoning, render
+from tasks.prompts import Prompt, reasoning
+from tasks.rendering import decode_answers, render
 from tasks.validation import Limits
 from verifier import Sandbox, open_sandbox
 from weights import load_base

@@ -25,7 +25,7 @@ from run.duration import told, trial
 from run.memory import fitted, plan_table
 from selfplay import Setup
 from tasks import FRESH, read_given
-from tasks.prompts import day_told
+from tasks.rendering import day_told
 from tasks.validation import Limits
 from verifier import Verifier, open_sandbox
 from weights import files_hash, load_base, load_tokenizer, read_config, resolve, weights_hash

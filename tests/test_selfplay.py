@@ -17,7 +17,8 @@ from tasks import TASK_TYPES, read_given
 from tasks.archive import WINDOW, Archive
 from tasks.base import Proposal, Task
 from tasks.complexity import structural_hash
-from tasks.prompts import FORMATS, render
+from tasks.prompts import FORMATS
+from tasks.rendering import render
 from tasks.validation import Limits
 from trueskill_lite import Rating
 

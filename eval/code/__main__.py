@@ -19,7 +19,8 @@ from eval.code.programs import complete, extract
 from infra.errors import demand
 from model import Base
 from tasks.base import SPLITS
-from tasks.prompts import Prompt, chat_text, concluded
+from tasks.prompts import Prompt, concluded
+from tasks.rendering import chat_text
 from verifier import Sandbox
 
 # The words of EvalPlus (evalplus/codegen.py) and of LiveCodeBench (lcb_runner/prompts/code_generation.py).

@@ -14,7 +14,8 @@ from infra.errors import UserError
 from infra.precision import DTYPES
 from lora import Adapters
 from run.checkpoint import RunDir
-from tasks.prompts import FORMATS, Rendered
+from tasks.prompts import FORMATS
+from tasks.rendering import Rendered
 from weights import files_hash, load_base, save_peft
 
 ITEMS = [SimpleNamespace(bench="sums", id=str(i)) for i in range(12)]

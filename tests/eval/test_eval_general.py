@@ -15,7 +15,7 @@ from eval import common, general
 from eval.answering import Question
 from eval.general import load
 from infra.errors import UserError
-from tasks.prompts import Rendered
+from tasks.rendering import Rendered
 
 # Ten questions of two subjects, made by hand, and the examples before them.
 TEN = {"plain_sums": [("One and one?", "1", "2", "3", "4", "B"), ("Two and two?", "4", "5", "6", "7", "A"),

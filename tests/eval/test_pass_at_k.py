@@ -10,7 +10,7 @@ from eval.population import heldout
 from infra.errors import UserError
 from measure.shares import wilson
 from micro import programs
-from tasks.prompts import render
+from tasks.rendering import render
 from weights import files_hash, save_peft
 
 CPU = ["--device", "cpu", "--workers", "1"]

@@ -12,8 +12,9 @@ from eval import common
 from eval.answering import put
 from infra.errors import UserError
 from run import startup
-from tasks import prompts
-from tasks.prompts import Prompt, render
+from tasks import rendering
+from tasks.prompts import Prompt
+from tasks.rendering import render
 from weights import load_base
 
 DATED = "Today is {{ strftime_now('%d %b %Y') }}.\n" + CHATML          # as Llama 3.2's
@@ -37,7 +38,7 @@ def on_day(monkeypatch, day: str) -> None:
         @classmethod
         def today(cls):
             return datetime.date.fromisoformat(day)
-    monkeypatch.setattr(prompts, "date", Fixed)
+    monkeypatch.setattr(rendering, "date", Fixed)
 
 
 def test_a_template_is_told_the_date(dated):
@@ -45,9 +46,9 @@ def test_a_template_is_told_the_date(dated):
     shown = tokenizer.decode(render(Prompt("Why?"), "chat", tokenizer, "2024-02-29").ids)
     assert shown.startswith("Today is 29 Feb 2024.\n")
     assert re.match(r"Today is \d\d \w+ \d{4}\.\n", tokenizer.decode(render(Prompt("Why?"), "chat", tokenizer).ids)), "today"
-    assert prompts.day_told(tokenizer) == str(datetime.date.today())
+    assert rendering.day_told(tokenizer) == str(datetime.date.today())
     tokenizer.chat_template = CHATML
-    assert prompts.day_told(tokenizer) == "", "no day matters"
+    assert rendering.day_told(tokenizer) == "", "no day matters"
     tokenizer.chat_template = """{% if strftime_now is defined %}{{strftime_now( format="%Y-%m-%d")}}{% endif %}"""
     assert tokenizer.decode(render(Prompt("Why?"), "chat", tokenizer, "2024-02-29").ids) == "2024-02-29"
 

@@ -7,7 +7,8 @@ import pytest
 from infra.errors import UserError
 from tasks import TASK_TYPES, verify_answers
 from tasks.fences import read_blocks
-from tasks.prompts import FORMATS, TEMPLATES, Answer, Prompt, chat_text, reasoning, render, template
+from tasks.prompts import FORMATS, TEMPLATES, Answer, Prompt, reasoning, template
+from tasks.rendering import chat_text, render
 from tasks.validation import Limits
 
 # How Qwen3's own template has it: thinking is switched off by an empty thought that the template writes.

@@ -11,7 +11,8 @@ from eval.code.problems import Problem
 from eval.grader import final
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import Proposal
-from tasks.prompts import ENVELOPE, TURN, Prompt, concluded, decode_answers, reasoning, render
+from tasks.prompts import ENVELOPE, TURN, Prompt, concluded, reasoning
+from tasks.rendering import decode_answers, render
 from tasks.validation import Limits
 from weights import load_base
 

@@ -1,0 +1,123 @@
+"""Prompts into token ids, and token ids back into texts.
+
+The words are those of prompts.py. Here the base has its say: its chat template, its special tokens and its
+decoder, which differ from family to family.
+"""
+import re
+from dataclasses import dataclass
+from datetime import date
+
+from infra.errors import UserError
+from tasks.prompts import ENVELOPE, FORMATS, THINK, THOUGHT, TURN, Prompt
+
+ASKS_DATE = re.compile(r"""strftime_now\(\s*(?:format\s*=\s*)?(["'])(.*?)\1\s*\)""")
+
+
+def day_told(tokenizer: object) -> str:
+    """Today (YYYY-MM-DD), where the chat template writes the date; else "": no day matters."""
+    if ASKS_DATE.search(str(tokenizer.chat_template)):
+        return str(date.today())
+    return ""
+
+
+def with_day(source: str, day: str) -> str:
+    """A chat template that writes this date where it asked for today's. transformers hands no function to a
+    template but its own, which looks at the clock."""
+    told = date.fromisoformat(day)
+    return ASKS_DATE.sub(lambda call: repr(told.strftime(call[2])), source)
+
+
+def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begins: bool = True,
+              day: str = "") -> str:
+    """Messages by the tokenizer's chat template. begins: the assistant's turn follows; day: the date that a
+    template is told which writes one (YYYY-MM-DD; "" = today). Raises UserError where there is no template,
+    or it raises: it is a program of the base's makers."""
+    try:
+        source = tokenizer.get_chat_template()
+        if day:
+            source = with_day(source, day)
+        return tokenizer.apply_chat_template(messages, chat_template=source, tokenize=False,
+                                             add_generation_prompt=begins,
+                                             enable_thinking=FORMATS[prompt_format].thinking)
+    except Exception as e:
+        raise UserError(f"the base's chat template makes no prompt ({type(e).__name__}: {e!s:.200}): take "
+                         "the prompt format base, or a model with another template") from None
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A prompt as a model is given it, and what of the model's answer it holds already: a prefix, or the
+    "<think>" of a template that opens the thinking itself. Parsers are shown the opening and the answer.
+    closing: a text that ends the answer; "" = the end token alone does."""
+    ids: list[int]
+    opening: str = ""
+    closing: str = ""
+
+
+def render(prompt: Prompt, prompt_format: str, tokenizer: object, day: str = "") -> Rendered:
+    """Token ids of a prompt and its prefix, tokenised together: tokenizers of the SentencePiece kind put a
+    space before a text that stands alone. day: as in `chat_text`.
+
+    Where a template ends inside thinking, a prefix would become a thought, and a student that is to answer at
+    once (direct) would think: there the thinking is closed first, with nothing in it.
+    """
+    text = prompt.user
+    opening = prompt.prefix
+    if prompt_format in ("chat", "direct"):
+        messages = []
+        if prompt.system:
+            messages.append(dict(role="system", content=prompt.system))
+        for asked, answered in prompt.turns:
+            messages.append(dict(role="user", content=asked))
+            messages.append(dict(role="assistant", content=answered))
+        messages.append(dict(role="user", content=prompt.user))
+        text = chat_text(messages, prompt_format, tokenizer, day=day)
+        without_turn = chat_text(messages, prompt_format, tokenizer, begins=False, day=day)
+        thought = open_thought(text.removeprefix(without_turn))
+        answers_at_once = prompt.prefix or not FORMATS[prompt_format].thinking
+        if thought and answers_at_once:
+            text = f"{text.rstrip()}\n\n{THOUGHT}\n\n"
+        elif thought:
+            opening = thought
+    elif prompt_format == "base":
+        text = ENVELOPE
+        for asked, answered in prompt.turns:
+            text += TURN.format(asked, answered) + "\n"
+        text += TURN.format(prompt.user, "")
+    # A chat template has written the special tokens already; a second begin token would be one too many.
+    special = prompt_format == "base"
+    # Without its warning of a long text: whoever asks compares the length with the base's context.
+    ids = tokenizer(text + prompt.prefix, add_special_tokens=special, verbose=False).input_ids
+    return Rendered(list(ids), opening, prompt.closing or FORMATS[prompt_format].closing)
+
+
+def open_thought(turn: str) -> str:
+    """The thinking that the beginning of an assistant's turn leaves open, with its tag; "" where it does not
+    think."""
+    _, tag, thought = turn.rpartition(THINK)
+    if THOUGHT in thought:
+        return ""
+    return tag and tag + thought
+
+
+def decode_answers(answers: list[list[int]], tokenizer: object, special: bool = True) -> list[str]:
+    """The texts of answers' token ids, as they go on where a prompt ends. special: with the tokenizer's
+    special tokens, else of these with the tags of thinking alone.
+
+    An answer is decoded behind a letter, which is taken away again: decoders of the SentencePiece kind drop
+    the space that a text begins with. Behind its prompt it would not do: where an answer begins with half a
+    character in bytes, they make the bytes before it, such as a line's end, unreadable as well.
+    """
+    dropped = set()
+    if not special:
+        for token, added in tokenizer.added_tokens_decoder.items():
+            if added.special and added.content not in (THINK, THOUGHT):
+                dropped.add(token)
+    letter = list(tokenizer("a", add_special_tokens=False).input_ids)
+    rows = []
+    for answer in answers:
+        rows.append(letter + [token for token in answer if token not in dropped])
+    # Cleaning up would take the spaces before punctuation from a program.
+    how = dict(skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    n = len(tokenizer.decode(letter, **how))
+    return [text[n:] for text in tokenizer.batch_decode(rows, **how)]
