@@ -8,12 +8,13 @@ of validation.REASONS: a new reason goes there. Parsers refuse a text on purpose
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.errors import Refused, demand, refuse_unless
 from sandbox.parsing import MAX_CHARS
 from sandbox.values import decode
 from tasks.complexity import count_statements, digest, normalise, structural_hash
+from tasks.fences import Blocks
 from tasks.literals import arguments_text
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Answer, Prompt, show, template
 from tasks.validation import REASONS, Limits, check_input, check_program, check_value
@@ -99,8 +100,8 @@ class TaskType:
     tags = ("answer",)
     # Whether one program on other inputs is another task, and not a duplicate.
     by_input = False
-    # (What a proposal is about, how its input begins); one of them is drawn for each prompt.
-    topics = TOPICS
+    # What a proposal is about; one of them is drawn for each prompt.
+    topics: tuple[str, ...] = tuple(TOPICS)
     # A task to show while there are none; where it is None, those of code are shown.
     seed: Proposal | None = None
     # The length of a valid task's program, and its hash up to names and constants.
@@ -117,13 +118,13 @@ class TaskType:
                 examples.append(TEMPLATES[self.name].example.format(**fields))
         # Always both draws, whatever the template asks: draws must not depend on the prompt format.
         answer_type = rng.choice(ANSWER_TYPES)
-        topic, opening = rng.choice(self.topics)
+        topic = rng.choice(self.topics)
         program = given = ""
         if few_shot:
             program = few_shot[0].program
             given = few_shot[0].inputs[0]
-        return asked.filled(type=answer_type, topic=topic, opening=opening, examples="\n".join(examples),
-                            n_inputs=limits.n_inputs, program=program, input=given)
+        return asked.filled(type=answer_type, topic=topic, opening=TOPICS.get(topic, ""), program=program,
+                            input=given, examples="\n".join(examples), n_inputs=limits.n_inputs)
 
     def from_row(self, row: dict) -> Proposal:
         """The proposal in a line of a file of tasks. Raises UserError or Refused if it is wrong."""
@@ -147,9 +148,7 @@ class TaskType:
         has_remark = form.strict and "#" in written.text
         refuse_unless(written.admits("python", "input") and not has_remark, "syntax")
         at = first_program(written.blocks)
-        refuse_unless(at is not None, "no_program")
         stated = stated_input(written.blocks[:at], written.blocks[at + 1:])
-        refuse_unless(stated is not None, "no_input")
         _, body = written.blocks[at]
         program = normalise(body, limits.source_chars, form.tidy)
         return Proposal(self.name, program, (arguments_text(stated, program, form.tidy),))
@@ -197,11 +196,17 @@ class TaskType:
         return Task(self.name, proposal.program, proposal.inputs, outputs, proposal.message, key)
 
     def solve(self, prompt_format: str, task: Task, limits: Limits) -> Prompt:
-        """Prompt for a student."""
+        """Prompt for a student, behind solved tasks where its prompt format shows them."""
         asked = template(self.name, prompt_format, "solve")
+        fields = self.fields(prompt_format, task, limits)
         solution = FORMATS[prompt_format].solution
-        solved = TEMPLATES[self.name].solved if solution else ()
-        return asked.behind(solved, solution, self.fields(prompt_format, task, limits))
+        turns = []
+        if solution:
+            for shown in TEMPLATES[self.name].solved:
+                question = asked.filled(**fields | shown.fields).user
+                answer = solution.format(thoughts=shown.thoughts, answer=shown.answer, tag=self.tags[0])
+                turns.append((question, answer))
+        return replace(asked.filled(**fields), turns=tuple(turns))
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
         """What a prompt format's template may say of a task, by name."""
@@ -331,24 +336,18 @@ def distinct(answers: list[str | None]) -> tuple[str, ...]:
     return tuple(answer for answer in dict.fromkeys(answers) if answer is not None)
 
 
-def is_program(tag: str, body: str) -> bool:
-    """Whether a block of a teacher's text is its program."""
-    return tag == "python" or tag == "" and "def " in body
-
-
-def first_program(blocks: list[tuple[str, str]]) -> int | None:
-    """The place of the first block that is a program; None where there is none."""
+def first_program(blocks: Blocks) -> int:
+    """The place of the first block that is a program. Raises Refused where there is none."""
     for i, (tag, body) in enumerate(blocks):
-        if is_program(tag, body):
+        if tag == "python" or tag == "" and "def " in body:
             return i
-    return None
+    raise Refused("no_program")
 
 
-def stated_input(before: list[tuple[str, str]], behind: list[tuple[str, str]]) -> str | None:
+def stated_input(before: Blocks, behind: Blocks) -> str:
     """The input in the blocks around a program: the last one before it, which was asked for, else the first
-    one behind it, else a nameless block behind it that is no program. None where there is none."""
+    one behind it, else a nameless block behind it that is no program. Raises Refused where there is none."""
     stated = [body for tag, body in [*reversed(before), *behind] if tag == "input"]
     stated += [body for tag, body in behind if tag == "" and "def " not in body]
-    if stated:
-        return stated[0]
-    return None
+    refuse_unless(stated, "no_input")
+    return stated[0]

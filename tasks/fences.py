@@ -14,6 +14,9 @@ LANGUAGE = re.compile(r"[\s{.]*(\w*)")           # of "python", "Python title=x"
 ALIASES = {"py": "python", "python3": "python"}
 
 
+Blocks = list[tuple[str, str]]                   # (tag, body) of each, in order
+
+
 @dataclass
 class Block:
     """A block that is being read. mark: the fence that opened it; indent: the columns before that fence."""
@@ -48,7 +51,7 @@ def on_one_line(rest: str, mark: str) -> tuple[str, str]:
     return (language(word), value) if value and word.isalpha() else ("", inside)
 
 
-def read_blocks(text: str) -> list[tuple[str, str]]:
+def read_blocks(text: str) -> Blocks:
     """Fenced blocks as (language or "", body), in order; without those that are empty."""
     blocks, current = [], None                  # current: the block that is open
     for line in text.replace("\r\n", "\n").split("\n"):

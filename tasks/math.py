@@ -205,9 +205,7 @@ class Math(TaskType):
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
         """The question and the program, whose function may be called solution."""
         refuse_unless(written.admits("question", "python"), "syntax")
-        at = first_program(written.blocks)
-        refuse_unless(at is not None, "no_program")
-        _, body = written.blocks[at]
+        _, body = written.blocks[first_program(written.blocks)]
         program = normalise(body, limits.source_chars, written.form.tidy, alias="solution")
         questions = [*written.bodies("question"), ""]
         return Proposal(self.name, program, ("",), questions[0].strip())

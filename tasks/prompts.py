@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from infra.errors import UserError
-from tasks.fences import read_blocks
+from tasks.fences import Blocks, read_blocks
 
 
 def fenced(tag: str, body: str) -> str:
@@ -24,6 +24,7 @@ def fenced(tag: str, body: str) -> str:
 PROGRAM = fenced("python", "{program}")
 INPUT = fenced("input", "{input}")
 OUTPUT = fenced("output", "{output}")
+PAIR = INPUT + OUTPUT
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Solved:
     one solved task it ended without its block more often than not; so there are two."""
     fields: dict[str, str]                  # what the template says of the task, by name
     thoughts: str
-    answer: str                             # a block
+    answer: str                             # what stands in its block
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,11 @@ TEMPLATES = {
         solved=(
             Solved(dict(program=VOWELS, input="'code'"),
                    "The text 'code' has two vowels, 'o' and 'e'.",
-                   fenced("output", "{'vowels': 2}")),
+                   "{'vowels': 2}"),
             Solved(dict(program=LONG_WORDS, input="['pear', 'fig', 'apple'], 3"),
                    "Longer than 3 are 'pear' and 'apple'. In upper case and reversed they are 'APPLE' and "
                    "'PEAR'.",
-                   fenced("output", "['APPLE', 'PEAR']")))),
+                   "['APPLE', 'PEAR']"))),
     "code_i": Template(
         micro=("propose inp {type}\n", "inp\n{program}\n{output}\n"), opening=EXAMPLE,
         propose=WRITE_TASK.replace("{seen}", "the function and its output and must find the input"),
@@ -102,11 +103,11 @@ TEMPLATES = {
         solved=(
             Solved(dict(program=VOWELS, output="{'vowels': 2}"),
                    "A text with two vowels is needed, and 'code' has 'o' and 'e'.",
-                   fenced("input", "'code'")),
+                   "'code'"),
             Solved(dict(program=LONG_WORDS, output="['APPLE', 'PEAR']"),
                    "The words are reversed and in upper case, so 'pear' comes first, then 'apple', and both "
                    "are longer than 3.",
-                   fenced("input", "['pear', 'apple'], 3")))),
+                   "['pear', 'apple'], 3"))),
     "code_f": Template(
         micro=("args\n{program}\n", "fun\n{pairs}"), opening="```python\nf({input})\nf(",
         propose=f"Here is a Python function:\n\n{PROGRAM}" + """\
@@ -119,14 +120,14 @@ the message, named `message`.
         solve="Find the Python function `f` that gives these outputs for these inputs.\n\n{pairs}\n{hint}",
         give="the whole function",
         solved=(
-            Solved(dict(pairs=INPUT.format(input="[3, 1]") + OUTPUT.format(output="[2, 6]")
-                        + INPUT.format(input="[5, 4, 5]") + OUTPUT.format(output="[8, 10, 10]"), hint=""),
+            Solved(dict(pairs=PAIR.format(input="[3, 1]", output="[2, 6]")
+                        + PAIR.format(input="[5, 4, 5]", output="[8, 10, 10]"), hint=""),
                    "Every number is doubled, and the results are sorted.",
-                   fenced("python", DOUBLED)),
-            Solved(dict(pairs=INPUT.format(input="'red green'") + OUTPUT.format(output="['green', 'red']")
-                        + INPUT.format(input="'a b c'") + OUTPUT.format(output="['c', 'b', 'a']"), hint=""),
+                   DOUBLED),
+            Solved(dict(pairs=PAIR.format(input="'red green'", output="['green', 'red']")
+                        + PAIR.format(input="'a b c'", output="['c', 'b', 'a']"), hint=""),
                    "The words of the text come out as a list, the last one first.",
-                   fenced("python", "def f(text):\n    return text.split()[::-1]")))),
+                   "def f(text):\n    return text.split()[::-1]"))),
     "math": Template(
         micro=("propose math\n", "math\n{question}\n"), opening="```question\n",
         example=fenced("question", "{question}") + PROGRAM,
@@ -142,10 +143,10 @@ and not give the answer away. Write two blocks like those above and nothing else
         solved=(
             Solved(dict(question="Ann buys 3 boxes of 6 pens. She gives 4 pens away. How many has she left?"),
                    "She buys 3 * 6 = 18 pens and keeps 18 - 4 = 14 of them.",
-                   fenced("answer", "14")),
+                   "14"),
             Solved(dict(question="A train goes 40 km in an hour. How far does it go in 3 hours?"),
                    "In 3 hours it goes 3 * 40 = 120 km.",
-                   fenced("answer", "120")))),
+                   "120"))),
     "logic": Template(
         micro=("propose logic\n", "logic\n{constraints}\n"), opening="```constraints\n",
         example=fenced("constraints", "{constraints}"),
@@ -164,10 +165,10 @@ and nothing else.
         solved=(
             Solved(dict(constraints="a or b\nnot a\nb == c"),
                    "a is False. One of a and b is True, so b is, and c equals b.",
-                   fenced("answer", "a = False\nb = True\nc = True")),
+                   "a = False\nb = True\nc = True"),
             Solved(dict(constraints="p != q\nq and r"),
                    "q and r are both True, and p differs from q, so it is False.",
-                   fenced("answer", "p = False\nq = True\nr = True")))),
+                   "p = False\nq = True\nr = True"))),
     "proof": Template(
         opening="```metamath\n",
         propose=METAMATH + """Here are examples of theorems with their proofs:
@@ -193,19 +194,19 @@ respectively, i.e., <think> reasoning process here </think> <answer> answer here
 """
 TURN = "User: {}\nAssistant: {}"
 THINK, THOUGHT = "<think>", "</think>"      # tags around a model's thinking
-# What the next task is about, and how its input begins: without either, a small model repeats the examples.
-TOPICS = (("a list of numbers", "["), ("a list of words", "['"), ("a sentence", "'"),
-          ("a dictionary of counts", "{'"), ("a list of pairs", "[("), ("a table of numbers", "[["),
-          ("the digits of a number", ""), ("arithmetic on two numbers", ""), ("a list and a number", "["),
-          ("two words", "'"), ("searching in a text", "'"), ("a number sequence", ""), ("sorting", "["),
-          ("counting", "["), ("grouping", "["), ("filtering", "["))
-MATH_TOPICS = tuple((topic, "") for topic in (
+# What the next task is about -> how its input begins: without either, a small model repeats the examples.
+TOPICS = {
+    "a list of numbers": "[", "a list of words": "['", "a sentence": "'", "a dictionary of counts": "{'",
+    "a list of pairs": "[(", "a table of numbers": "[[", "the digits of a number": "",
+    "arithmetic on two numbers": "", "a list and a number": "[", "two words": "'", "searching in a text": "'",
+    "a number sequence": "", "sorting": "[", "counting": "[", "grouping": "[", "filtering": "["}
+MATH_TOPICS = (
     "shopping", "a journey", "work and wages", "cooking", "ages", "a farm", "sharing", "money", "areas",
-    "a school", "percentages", "speed and time"))
-LOGIC_TOPICS = tuple((topic, "") for topic in (
+    "a school", "percentages", "speed and time")
+LOGIC_TOPICS = (
     "three variables, called a, b, c", "three variables, called ann, bob, cid",
     "four variables, called a, b, c, d", "four variables, called red, blue, green, gold",
-    "five variables, called p, q, r, s, t"))
+    "five variables, called p, q, r, s, t")
 
 
 @dataclass(frozen=True)
@@ -222,14 +223,6 @@ class Prompt:
         """With these in place of its {names}."""
         return replace(self, user=self.user.format(**fields), prefix=self.prefix.format(**fields))
 
-    def behind(self, solved: tuple[Solved, ...], solution: str, fields: dict) -> "Prompt":
-        """Filled in, behind solved tasks, of which each is put in the same words; solution: how they end."""
-        turns = []
-        for shown in solved:
-            asked = self.filled(**fields | shown.fields).user
-            turns.append((asked, solution.format(thoughts=shown.thoughts, answer=shown.answer.strip())))
-        return replace(self.filled(**fields), turns=tuple(turns))
-
 
 # Blocks named for a part of a task: where another part was asked for, they are no answer.
 PARTS = {"input", "output", "message", "question", "constraints", "boxed"}
@@ -237,7 +230,7 @@ BOXED = re.compile(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})")      # how LaTeX st
 MICRO_TAGS = {"=": "answer", "<": "trace", ">": "trace", "?": "question"}
 
 
-def micro_blocks(text: str) -> list[tuple[str, str]]:
+def micro_blocks(text: str) -> Blocks:
     """The compact protocol: "f(...)" lines are inputs, a "=..." line an answer, "<" and ">" lines a trace,
     "?" lines together a question, the rest a program."""
     blocks = []
@@ -257,7 +250,7 @@ def micro_blocks(text: str) -> list[tuple[str, str]]:
     return [block for block in blocks if block != ("python", "")]
 
 
-def fenced_blocks(text: str) -> list[tuple[str, str]]:
+def fenced_blocks(text: str) -> Blocks:
     """Fenced blocks as (language or "", body), in order, then the boxes of LaTeX as ("boxed", body). Only the
     answer counts where there are answer tags; an answer without fences is one ("answer", body)."""
     tagged = "<answer>" in text
@@ -269,12 +262,6 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
     return blocks + [("boxed", body) for body in BOXED.findall(text)]
 
 
-def first_answer(text: str) -> str:
-    """A text up to the end of its first answer: a base model may go on, and ask and answer itself."""
-    first, tag, _ = text.partition("</answer>")
-    return first + tag
-
-
 def concluded(text: str, prompt_format: str) -> str:
     """What an answer, its opening included, says once it has thought: "" where it was cut off while thinking,
     for whatever stands there is a guess. In the envelope (base, eval's name for it: envelope) an answer tag
@@ -283,7 +270,8 @@ def concluded(text: str, prompt_format: str) -> str:
         return text
     enveloped = prompt_format in ("base", "envelope")
     if enveloped:
-        text = first_answer(text)
+        first, tag, _ = text.partition("</answer>")
+        text = first + tag
     text = text.rpartition(THOUGHT)[2]
     _, is_open, thought = text.rpartition(THINK)
     if is_open and not (enveloped and "<answer>" in thought):
@@ -291,7 +279,7 @@ def concluded(text: str, prompt_format: str) -> str:
     return text
 
 
-def envelope_blocks(text: str) -> list[tuple[str, str]]:
+def envelope_blocks(text: str) -> Blocks:
     """As `fenced_blocks`, for base models: without an answer tag there is none."""
     if "<answer>" not in text:
         return []
@@ -303,8 +291,8 @@ class PromptFormat:
     """One way of talking to a model."""
     propose: Prompt                         # what a teacher is asked, of a Template t
     solve: Prompt                           # the same of a student
-    blocks: Callable[[str], list[tuple[str, str]]]
-    pair: str = INPUT + OUTPUT
+    blocks: Callable[[str], Blocks]
+    pair: str = PAIR
     strict: bool = False                    # the protocol's blocks and nothing else; others pass over chatter
     tidy: bool = True                       # store programs without comments, docstrings and annotations
     closing: str = ""                       # text that ends an answer where the model may have no end token
@@ -316,13 +304,13 @@ FORMATS = {
     "micro": PromptFormat(Prompt("{t.micro[0]}"), Prompt("{t.micro[1]}"), micro_blocks,
                           "f({input})={output}\n", strict=True, tidy=False),
     "chat": PromptFormat(Prompt("{t.propose}", "{t.opening}"), Prompt(FINAL), fenced_blocks,
-                         solution="Steps:\n{thoughts}\n\nAnswer:\n{answer}"),
+                         solution="Steps:\n{thoughts}\n\nAnswer:\n```{tag}\n{answer}\n```"),
     # Its answer ends with its fence: nothing pays for an end, so that students come to explain behind it.
     "direct": PromptFormat(Prompt("{t.propose}", "{t.opening}"),
                            Prompt(AT_ONCE, "```{{tag}}\n", closing="```"), fenced_blocks, thinking=False),
     "base": PromptFormat(Prompt("{t.propose}", "<think>"), Prompt(FINAL, "<think>"), envelope_blocks,
                          closing="</answer>",
-                         solution="<think> {thoughts} </think> <answer>\n{answer}\n</answer>")}
+                         solution="<think> {thoughts} </think> <answer>\n```{tag}\n{answer}\n```\n</answer>")}
 
 
 class Answer:
@@ -331,8 +319,7 @@ class Answer:
     def __init__(self, text: str, prompt_format: str):
         self.text = text
         self.form = FORMATS[prompt_format]
-        self.conclusion = concluded(text, prompt_format)
-        self.blocks = self.form.blocks(self.conclusion)
+        self.blocks = self.form.blocks(concluded(text, prompt_format))
 
     def bodies(self, *tags: str) -> list[str]:
         """Of the blocks under one of these tags."""
@@ -358,22 +345,14 @@ class Answer:
         alone may be the answer, and a program is all that there is.
         """
         if self.form.strict:
-            if "python" not in tags:
-                return self.last_body("answer")
-            if self.admits("python"):
-                return self.last_body("python")
-            return []
+            if "python" in tags:
+                return self.bodies("python") if self.admits("python") else []
+            return [body for tag, body in self.blocks[-1:] if tag == "answer"]
         others = []
         for tag, body in self.blocks:
             if tag not in PARTS and tag not in tags:
                 others.append(body)
         return others + self.bodies(*tags[1:]) + self.bodies(tags[0])
-
-    def last_body(self, tag: str) -> list[str]:
-        """The body of the last block, if that has this tag."""
-        if self.blocks and self.blocks[-1][0] == tag:
-            return [self.blocks[-1][1]]
-        return []
 
 
 def template(kind: str, prompt_format: str, phase: str) -> Prompt:

@@ -209,7 +209,7 @@ def test_the_pages_task_type_is_played(sortwords, sandbox):
                              "<think> d, f, p </think> <answer>\n```answer\ndate\nfig\npear\n```\n</answer>"),)
     assert kind.solve("direct", task, CHAT) == prompts.Prompt(f"{asked}Give them, one a line.\n", "```answer\n", closing="```")
     proposal = kind.propose("base", [task], random.Random(0), CHAT).user
-    assert any(f"about {topic}" in proposal for topic, _ in kind.topics)
+    assert any(f"about {topic}" in proposal for topic in kind.topics)
     said = {"\n".join(gold): "correct", " ".join(gold): "correct", gold[0]: "wrong", given: "wrong"}
     assert [judge(task, "chat", f"```answer\n{text}\n```") for text in said] == list(said.values())
     assert judge(task, "chat", "I do not know.") == "malformed"

@@ -71,7 +71,7 @@ def shown_inputs(shown):
 
 def task_of(kind, shown, sandbox):
     """The task that is shown solved, with its gold from a run; hidden pairs of code_f are of its program."""
-    (_, answer), = read_blocks(shown.answer)
+    answer = shown.answer
     row = {"code_o": dict(shown.fields), "code_i": dict(shown.fields, input=answer),
            "code_f": dict(program=answer, inputs=shown_inputs(shown) + [["[]", "[7]"], ["'x'", "'y z'"]]["split" in answer]),
            "math": dict(shown.fields, program=f"def solution():\n    return {'3 * 40' if 'train' in str(shown.fields) else '3 * 6 - 4'}"),
