@@ -79,8 +79,6 @@ VOWELS = """def f(text):
         if c in 'aeiou':
             count += 1
     return {'vowels': count}"""
-DOUBLED = """def f(numbers):
-    return sorted(2 * n for n in numbers)"""
 TEMPLATES = {
     "code_o": Template(
         micro=("propose out {type}\n", "out\n{program}\nf({input})\n"), opening=EXAMPLE,
@@ -123,7 +121,7 @@ the message, named `message`.
             Solved(dict(pairs=PAIR.format(input="[3, 1]", output="[2, 6]")
                         + PAIR.format(input="[5, 4, 5]", output="[8, 10, 10]"), hint=""),
                    "Every number is doubled, and the results are sorted.",
-                   DOUBLED),
+                   "def f(numbers):\n    return sorted(2 * n for n in numbers)"),
             Solved(dict(pairs=PAIR.format(input="'red green'", output="['green', 'red']")
                         + PAIR.format(input="'a b c'", output="['c', 'b', 'a']"), hint=""),
                    "The words of the text come out as a list, the last one first.",
@@ -377,26 +375,27 @@ def reasoning(text: str, prompt_format: str) -> str:
     return re.sub("</?think>", "", thought + answer.partition("```")[0]).strip()
 
 
+# The brackets of a container's literal. A frozenset has none of its own: {1} == frozenset({1}) counts.
+BRACKETS = {list: "[]", tuple: "()", dict: "{}", set: "{}", frozenset: "{}"}
+
+
 def show(value: object, compact: bool = False) -> str:
     """Python literal of a plain value; sets are sorted, as their own order depends on the hash seed."""
-    comma, colon = ", ", ": "
-    if compact:
-        comma, colon = ",", ":"
-    if isinstance(value, dict):
-        items = []
-        for key, item in value.items():
-            items.append(show(key, compact) + colon + show(item, compact))
-        return "{" + comma.join(items) + "}"
-    if not isinstance(value, (list, tuple, set, frozenset)):
+    if type(value) not in BRACKETS:
         return repr(value)
-    items = [show(item, compact) for item in value]
-    if isinstance(value, list):
-        return "[" + comma.join(items) + "]"
-    if isinstance(value, tuple):
-        if len(items) == 1:
-            return f"({items[0]},)"     # a comma alone makes it a tuple
-        return "(" + comma.join(items) + ")"
-    if not items:
+    if value == set():
         return "set()"                  # {} is a dictionary
-    # A frozenset has no literal of its own: {1} == frozenset({1}) counts.
-    return "{" + comma.join(sorted(items)) + "}"
+    comma, colon = (",", ":") if compact else (", ", ": ")
+    items = []
+    for item in value:
+        text = show(item, compact)
+        if isinstance(value, dict):
+            text += colon + show(value[item], compact)
+        items.append(text)
+    if isinstance(value, (set, frozenset)):
+        items.sort()
+    inside = comma.join(items)
+    if isinstance(value, tuple) and len(value) == 1:
+        inside += ","                   # a comma alone makes it a tuple
+    opening, closing = BRACKETS[type(value)]
+    return opening + inside + closing

@@ -68,8 +68,7 @@ def render(prompt: Prompt, prompt_format: str, tokenizer: object, day: str = "")
         if prompt.system:
             messages.append(dict(role="system", content=prompt.system))
         for asked, answered in prompt.turns:
-            messages.append(dict(role="user", content=asked))
-            messages.append(dict(role="assistant", content=answered))
+            messages += [dict(role="user", content=asked), dict(role="assistant", content=answered)]
         messages.append(dict(role="user", content=prompt.user))
         text = chat_text(messages, prompt_format, tokenizer, day=day)
         without_turn = chat_text(messages, prompt_format, tokenizer, begins=False, day=day)
@@ -88,7 +87,7 @@ def render(prompt: Prompt, prompt_format: str, tokenizer: object, day: str = "")
     special = prompt_format == "base"
     # Without its warning of a long text: whoever asks compares the length with the base's context.
     ids = tokenizer(text + prompt.prefix, add_special_tokens=special, verbose=False).input_ids
-    return Rendered(list(ids), opening, prompt.closing or FORMATS[prompt_format].closing)
+    return Rendered(ids, opening, prompt.closing or FORMATS[prompt_format].closing)
 
 
 def open_thought(turn: str) -> str:
@@ -113,7 +112,7 @@ def decode_answers(answers: list[list[int]], tokenizer: object, special: bool = 
         for token, added in tokenizer.added_tokens_decoder.items():
             if added.special and added.content not in (THINK, THOUGHT):
                 dropped.add(token)
-    letter = list(tokenizer("a", add_special_tokens=False).input_ids)
+    letter = tokenizer("a", add_special_tokens=False).input_ids
     rows = []
     for answer in answers:
         rows.append(letter + [token for token in answer if token not in dropped])
