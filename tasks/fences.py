@@ -27,8 +27,6 @@ class Block:
 
     def body(self) -> str:
         """Its lines without the fence's indentation, of which a line may have less."""
-        if not self.indent:
-            return "\n".join(self.lines)
         cut = []
         for line in self.lines:
             own = len(line) - len(line.lstrip())
@@ -55,18 +53,18 @@ def read_blocks(text: str) -> Blocks:
     """Fenced blocks as (language or "", body), in order; without those that are empty."""
     blocks, current = [], None                  # current: the block that is open
     for line in text.replace("\r\n", "\n").split("\n"):
-        fence = FENCE.match(line) if "```" in line or "~~~" in line else None
-        if fence and current and not fence["mark"].startswith(current.mark):
-            fence = None                        # of another kind, or shorter: it is part of the block
-        if fence and fence["rest"].rstrip().endswith(fence["mark"][:3]):
+        fence = FENCE.match(line)
+        # One of another kind, or shorter, is part of the block.
+        if fence and (not current or fence["mark"].startswith(current.mark)):
+            before, mark, rest = fence.groups()
+            closes = current and not rest.strip()
             current = None
-            tag, body = on_one_line(fence["rest"], fence["mark"])
-            blocks.append(Block(tag, fence["mark"], 0, [body]))
-        elif fence and current and not fence["rest"].strip():
-            current = None
-        elif fence:
-            current = Block(language(fence["rest"]), fence["mark"], len(fence["before"]))
-            blocks.append(current)
+            if rest.rstrip().endswith(mark[:3]):
+                tag, body = on_one_line(rest, mark)
+                blocks.append(Block(tag, mark, 0, [body]))
+            elif not closes:
+                current = Block(language(rest), mark, len(before))
+                blocks.append(current)
         elif current and line.rstrip().endswith(current.mark):
             current.lines.append(line.rstrip().removesuffix(current.mark))
             current = None
