@@ -55,9 +55,11 @@ def row_of(line: str) -> dict:
 @functools.lru_cache(maxsize=1)
 def read_given(path: str, played: tuple[str, ...]) -> list[Proposal]:
     """The tasks of a file. Raises UserError where their types are not those that the run plays."""
-    given = [] if path == FRESH else read_tasks(path)
+    if path == FRESH:
+        return []
+    given = read_tasks(path)
     odd = sorted({p.kind for p in given} ^ set(played))
-    demand(not odd or path == FRESH, f"--tasks {path} and --task-types {','.join(played)} differ in "
+    demand(not odd, f"--tasks {path} and --task-types {','.join(played)} differ in "
            f"{', '.join(odd)}: give the types of the file's tasks")
     return given
 

@@ -113,13 +113,14 @@ class Induction(TaskType):
     def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
         """As `TaskType.make`; inputs on which it raises are left out while at least min_inputs remain."""
         kept = []
-        for i, error in enumerate(verdict.errors):
+        for given, output, error in zip(proposal.inputs, verdict.outputs, verdict.errors):
             if error is None or not error.startswith("error"):
-                kept.append(i)
+                kept.append((given, output, error))
         # Not where it ended badly: such a program may end so on other inputs, too.
         if verdict.end == "ok" and limits.min_inputs <= len(kept) < len(verdict.errors):
-            proposal = replace(proposal, inputs=at(kept, proposal.inputs))
-            verdict = replace(verdict, outputs=at(kept, verdict.outputs), errors=at(kept, verdict.errors))
+            inputs, outputs, errors = zip(*kept)
+            proposal = replace(proposal, inputs=inputs)
+            verdict = replace(verdict, outputs=outputs, errors=errors)
         return super().make(proposal, verdict, limits, key)
 
     def candidates(self, written: Answer) -> list[str]:
@@ -154,8 +155,3 @@ class Induction(TaskType):
         if UNJUDGED in grades:
             return UNJUDGED
         return "correct"
-
-
-def at(places: list[int], values: tuple) -> tuple:
-    """The values at these places."""
-    return tuple([values[i] for i in places])

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 
 from infra.errors import Refused, refuse_unless
-from sandbox.parsing import parse, unparse
+from sandbox.parsing import NUMBERS, parse, unparse
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # where a node has the name that it binds or reads; imports, global and nonlocal apart
@@ -78,9 +78,7 @@ def drop_remarks(tree: ast.Module) -> ast.Module:
     """Removes docstrings and the annotations of functions in place; an empty body gets `pass`."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:]
-            if not node.body and not isinstance(node, ast.Module):
-                node.body = [ast.Pass()]
+            node.body = node.body[1:] or [ast.Pass()]
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             node.returns = None
         elif isinstance(node, ast.arg):
@@ -126,10 +124,8 @@ class Renaming(ast.NodeTransformer):
 
     def __init__(self, tree: ast.Module, rename: Callable[[str], str]):
         self.rename = rename
-        self.own = set()                # names of the program's own functions and classes
-        for node in ast.walk(tree):
-            if isinstance(node, DEFINITIONS):
-                self.own.add(node.name)
+        # Names of the program's own functions and classes.
+        self.own = {node.name for node in ast.walk(tree) if isinstance(node, DEFINITIONS)}
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """Rename what a node binds or names, in place, and go on below it."""
@@ -277,8 +273,7 @@ class _Canonical(Renaming):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         """-3 is a constant to everybody but the parser."""
-        operand = node.operand
-        if isinstance(node.op, (ast.USub, ast.UAdd)) and isinstance(operand, ast.Constant):
-            if type(operand.value) in (int, float, complex):
-                return self.visit_Constant(operand)
+        match node:
+            case ast.UnaryOp(ast.USub() | ast.UAdd(), ast.Constant(number)) if type(number) in NUMBERS:
+                return self.visit_Constant(node.operand)
         return self.generic_visit(node)

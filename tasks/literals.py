@@ -43,11 +43,6 @@ def call_around(text: str) -> ast.Call | None:
     return None
 
 
-def calls_f(node: ast.AST) -> bool:
-    """Whether a node is a call of the name f."""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "f"
-
-
 def read_arguments(text: str, program: str) -> list[ast.expr]:
     """Trees of the literals that a text states as arguments of a program's f, in the order of its parameters.
     Raises Refused unless it states them in one of the ways above."""
@@ -69,7 +64,10 @@ def inner_call(trees: list[ast.AST]) -> ast.Call | None:
     """The one call of f below these trees, None where there is none. Raises Refused of several."""
     calls = []
     for tree in trees:
-        calls += [node for node in ast.walk(tree) if node is not tree and calls_f(node)]
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(ast.Name("f")) if node is not tree:
+                    calls.append(node)
     if not calls:
         return None
     # Of two calls nobody can say which one is meant.
@@ -131,8 +129,7 @@ def positional(call: ast.Call, program: str) -> list[ast.expr]:
     if not call.args and given.keys().isdisjoint(names + by_keyword):
         return list(given.values())
 
-    n_required = len(names) - len(spec.defaults)
-    defaults = dict(zip(names[n_required:], spec.defaults))
+    defaults = dict(zip(names[::-1], spec.defaults[::-1]))      # the last parameters have them
     open_names = names[len(call.args):]
     refuse_unless(given.keys() <= set(open_names), "not_literal")
     values = list(call.args)

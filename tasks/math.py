@@ -90,11 +90,11 @@ def plain(text: str) -> str:
     return text
 
 
-def has_word(text: str, *lists: frozenset[str]) -> bool:
-    """Whether a word of a text, or its singular, is in one of the lists."""
+def has_word(text: str, wanted: frozenset[str]) -> bool:
+    """Whether a word of a text, or its singular, is one of those wanted."""
     words = re.findall("[a-z]+", text.lower())
     words += [word.removesuffix("s") for word in words]
-    return not frozenset().union(*lists).isdisjoint(words)
+    return not wanted.isdisjoint(words)
 
 
 def is_unit(text: str) -> bool:
@@ -103,7 +103,7 @@ def is_unit(text: str) -> bool:
     # 5n is an expression, not five of something.
     if len(first) == 1 and first not in UNIT_LETTERS:
         return False
-    return not has_word(text, CHANGES, NUMBER_WORDS)
+    return not has_word(text, CHANGES | NUMBER_WORDS)
 
 
 def number(digits: str) -> Fraction:

@@ -54,7 +54,7 @@ def control_of(tokenizer: object) -> re.Pattern:
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes in characters as displayed; over is rejected, never truncated. None = no limit."""
+    """Sizes in characters as displayed; over is rejected, never truncated."""
     source_chars: int = 3000
     input_chars: int = 500
     output_chars: int = 500
@@ -164,21 +164,16 @@ def ignores_input(function: ast.FunctionDef) -> bool:
         if isinstance(node, ast.arg):
             alive.add(node.arg)
     for statement in function.body:
-        if not alive.isdisjoint(names_read(statement)):
+        read = names_in(statement, ast.Load)
+        if isinstance(statement, ast.AugAssign):
+            read |= names_in(statement.target)      # x += 1 reads x, but its tree says Store
+        if not alive.isdisjoint(read):
             return False
         if isinstance(statement, ast.Assign):
             for target in statement.targets:
                 if isinstance(target, ast.Name):
                     alive.discard(target.id)
     return True
-
-
-def names_read(statement: ast.stmt) -> set[str]:
-    """Names whose values a statement reads."""
-    names = names_in(statement, ast.Load)
-    if isinstance(statement, ast.AugAssign):
-        names |= names_in(statement.target)     # x += 1 reads x, but its tree says Store
-    return names
 
 
 def check_input(text: str, limits: Limits) -> None:
