@@ -90,27 +90,14 @@ def example(
     """One row of the training stream, with a fresh program."""
     if kind is None:
         [kind] = rng.choices(list(mixture), list(mixture.values()))
-    task, _, how = kind.partition(" ")
-    if task == "propose":
-        prompt, answer = proposal(rng, how)
-    elif task == "fun":
-        prompt, answer = program_from_pairs(rng)
-    elif task == "args":
-        prompt, answer = inputs_for_program(rng)
-    elif task == "math":
-        prompt, answer = word_problem(rng, how)
-    elif task == "logic":
-        prompt, answer = puzzle(rng)
-    elif task == "inp":
-        prompt, answer = input_task(rng, how)
-    else:
-        prompt, answer = output_task(rng, how)
+    name, *how = kind.split()
+    prompt, answer = MAKERS[name](rng, *how)
     return Example(kind, prompt, answer)
 
 
 # --- prompt and answer of each kind; how: "" with a trace, "direct", or "shallow" ---------------------------
 
-def word_problem(rng: random.Random, how: str) -> tuple[str, str]:
+def word_problem(rng: random.Random, how: str = "") -> tuple[str, str]:
     """A story about one number, told line by line."""
     question, p = programs.word_problem(rng, pick(rng, programs.N_STATEMENTS))
     trace = () if how else p.trace[1:]              # the story begins with the first value
@@ -126,7 +113,7 @@ def puzzle(rng: random.Random) -> tuple[str, str]:
     return prompt, "=" + ",".join(values)
 
 
-def input_task(rng: random.Random, how: str) -> tuple[str, str]:
+def input_task(rng: random.Random, how: str = "") -> tuple[str, str]:
     """An input that gives an output, found backwards from the value before the last statement."""
     p = programs.generate(rng)
     prompt = asked("code_i", SOLVE, program=shown(p), output=literal(p.y))
@@ -134,7 +121,7 @@ def input_task(rng: random.Random, how: str) -> tuple[str, str]:
     return prompt, answer_with("<", trace, p.x)
 
 
-def output_task(rng: random.Random, how: str) -> tuple[str, str]:
+def output_task(rng: random.Random, how: str = "") -> tuple[str, str]:
     """What a program returns for an input."""
     p = programs.generate(rng)
     prompt = asked("code_o", SOLVE, program=shown(p), input=literal(p.x))
@@ -145,7 +132,7 @@ def output_task(rng: random.Random, how: str) -> tuple[str, str]:
     return prompt, answer_with(">", trace, p.y)
 
 
-def proposal(rng: random.Random, kind: str) -> tuple[str, str]:
+def proposal(rng: random.Random, kind: str = "") -> tuple[str, str]:
     """Prompt and answer of a teacher of math, logic or (kind "") code_o and code_i."""
     if kind == "math":
         question, p = programs.word_problem(rng, pick(rng, N_PROPOSED))
@@ -187,6 +174,17 @@ def inputs_for_program(rng: random.Random) -> tuple[str, str]:
     inputs = [f"f({literal(x)})" for x, _ in examples]
     prompt = asked("code_f", PROPOSE, program=shown(p))
     return prompt, "\n".join(inputs)
+
+
+MAKERS = {                      # by the first word of a kind; what stands behind it is their second argument
+    "propose": proposal,
+    "out": output_task,
+    "inp": input_task,
+    "fun": program_from_pairs,
+    "args": inputs_for_program,
+    "math": word_problem,
+    "logic": puzzle,
+}
 
 
 def constant(p: programs.Program) -> str:

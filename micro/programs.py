@@ -303,9 +303,9 @@ def random_clause(rng: random.Random, n: int) -> str:
     return text.format(*rng.sample(VARIABLES[:n], 2))
 
 
-def clauses_of(rng: random.Random, model: World, worlds: list[World]) -> list[str]:
-    """Clauses that hold in the model, each of which rules out more worlds, until the model alone is left (or
-    after enough attempts more than it)."""
+def clauses_of(rng: random.Random, model: World, worlds: list[World]) -> list[str] | None:
+    """Clauses that hold in the model, each of which rules out more worlds, until the model alone is left;
+    None where enough attempts leave more than it."""
     clauses = []
     left = set(worlds)
     for _ in range(4 * len(model)):
@@ -315,8 +315,8 @@ def clauses_of(rng: random.Random, model: World, worlds: list[World]) -> list[st
             clauses.append(clause)
             left = kept
         if len(left) == 1:
-            break
-    return clauses
+            return clauses
+    return None
 
 
 def needed(worlds: list[World], clauses: list[str]) -> list[str]:
@@ -334,7 +334,7 @@ def puzzle(rng: random.Random, n: int, reserved: bool = False) -> tuple[list[str
     while True:
         model = rng.choice(worlds)
         clauses = clauses_of(rng, model, worlds)
-        if len(fulfilling(worlds, clauses)) > 1:
+        if clauses is None:
             continue
         texts = needed(worlds, clauses)
         used = "".join(texts).replace("or", "").replace("not", "")
