@@ -21,7 +21,8 @@ TOO_LONG = "the proof writes too many symbols"
 SAVE = -1                   # a step that saves what lies on top of the stack
 ILLEGAL = re.compile(r"[^\t\n\f\r -~]")
 LABEL = re.compile(r"[A-Za-z0-9._-]+")
-KEYWORDS, AFTER_LABEL = ("$c", "$v", "$d", "${", "$}", "$f", "$e", "$a", "$p"), ("$f", "$e", "$a", "$p")
+AFTER_LABEL = ("$f", "$e", "$a", "$p")
+KEYWORDS = ("$c", "$v", "$d", "${", "$}", *AFTER_LABEL)
 
 
 class Mistake(Exception):
@@ -104,8 +105,8 @@ class Database:
             word = self.at
             if not word.startswith("$"):
                 self.demand(LABEL.fullmatch(word) and not label, "a keyword or one label before it is due")
-                for names in (self.labels, self.constants, self.former):
-                    self.demand(word not in names, "this label is in use already")
+                self.demand_unused("label", self.former)
+                self.labels.add(word)
                 label = word
                 continue
             self.demand(word in KEYWORDS, "no such keyword, or not here; $[ is refused")
@@ -122,7 +123,6 @@ class Database:
                 self.hypotheses.append(Hypothesis(label, False, self.expression("$.")))
             else:
                 self.declare(word, label, self.until("$."))
-            self.labels |= {label} - {""}
             label = ""
         self.demand(not label and not self.scopes, "the file ends inside a block or a statement")
         return self
@@ -182,21 +182,21 @@ class Database:
     def declare_constants(self, names: list[Token]) -> None:
         """$c: symbols that mean the same everywhere. What was a variable once can be none of them."""
         for self.at in names:
-            self.demand_unused(self.former)
+            self.demand_unused("symbol", self.former)
             self.demand(not self.scopes, "constants are declared outside of blocks")
             self.constants.add(self.at)
 
     def declare_variables(self, names: list[Token]) -> None:
         """$v: symbols that other symbols may stand for, until the block ends."""
         for self.at in names:
-            self.demand_unused(self.variables)
+            self.demand_unused("symbol", self.variables)
             self.former.add(self.at)
             self.variables[self.at] = ""        # it has no type yet
 
-    def demand_unused(self, others: Container[str]) -> None:
-        """Raises Mistake where the symbol that is being read is a constant, a label or one of the others."""
+    def demand_unused(self, what: str, others: Container[str]) -> None:
+        """Raises Mistake where what is being read is a constant, a label or one of the others."""
         for taken in (self.constants, self.labels, others):
-            self.demand(self.at not in taken, "this symbol is in use already")
+            self.demand(self.at not in taken, f"this {what} is in use already")
 
     def state(self, label: str, expression: tuple, proof: list | None = None) -> None:
         """An axiom, or a theorem, whose proof is checked."""
@@ -231,14 +231,15 @@ class Database:
                 yield self.at
             return
         self.at, end = proof[0], proof.index(")") if ")" in proof else 0
-        labels = [*(h.label for h in theorem.hypotheses), *proof[1:end]]
-        self.demand(end and len(set(labels)) == len(labels), "labels end with ), each once, none mandatory")
+        known = [*(h.label for h in theorem.hypotheses), *proof[1:end]]     # what a number may mean
+        self.demand(end and len(set(known)) == len(known), "labels end with ), each once, none mandatory")
         n_saved, number, after_step = 0, 0, False
         for self.at in proof[end + 1:]:
             for letter in self.at:
                 self.demand("A" <= letter <= "Z", "a compressed proof consists of the letters A to Z")
                 if letter == "Z":
                     self.demand(after_step, "Z follows no step")
+                    known.append(n_saved)
                     n_saved, after_step = n_saved + 1, False
                     yield SAVE
                     continue
@@ -248,12 +249,9 @@ class Database:
                     number = 20 * number + ord(letter) - ord("A")
                 else:
                     number = 5 * number + ord(letter) - ord("T")
-                self.demand(number < len(labels) + n_saved, "a number beyond the labels and what is saved")
-                if after_step and number < len(labels):
-                    yield labels[number]
-                elif after_step:
-                    yield number - len(labels)
+                self.demand(number < len(known), "a number beyond the labels and what is saved")
                 if after_step:
+                    yield known[number]
                     number = 0
         self.demand(number == 0, "the proof ends inside a number")
 
