@@ -131,12 +131,12 @@ def seeded_archive(setup: Setup) -> Archive:
     """The archive that a run begins with. Raises UserError for a seed that is no valid task."""
     cfg = setup.cfg
     tasks = selfplay.make_tasks(setup, seeds(cfg), cfg.seed_tasks or "seed")
-    return archive_of(cfg.task_types, tasks)
+    return archive_of(tasks)
 
 
-def archive_of(task_types: Iterable[str], tasks: list[Task]) -> Archive:
+def archive_of(tasks: list[Task]) -> Archive:
     """An archive to which these tasks came in this order, which gives each its id."""
-    archive = Archive(list(task_types))
+    archive = Archive()
     for task in tasks:
         structure = TASK_TYPES[task.kind].structure(task.program)
         archive.add(dataclasses.replace(task, id=archive.n_added), structure)
@@ -285,7 +285,7 @@ def members_at(run: RunDir, step: int) -> tuple[list[Member], dict]:
     return run.read(f"step_{step}/state.json", read)
 
 
-def archive_at(run: RunDir, metadata: dict, task_types: Iterable[str]) -> Archive:
+def archive_at(run: RunDir, metadata: dict) -> Archive:
     """What a run had seen at a checkpoint with this state.json. Raises UserError for shorter logs."""
     for name, size in run.sizes().items():
         demand(size >= metadata["logs"][name], f"{run.path / name} is shorter than step_{metadata['step']} "
@@ -300,7 +300,7 @@ def archive_at(run: RunDir, metadata: dict, task_types: Iterable[str]) -> Archiv
                 tasks.append(task_of(row))
         return tasks
 
-    return archive_of(task_types, metadata["seeds"] + run.read("tasks.jsonl", logged))
+    return archive_of(metadata["seeds"] + run.read("tasks.jsonl", logged))
 
 
 def restore(run: RunDir, setup: Setup, adam: Adam, step: int) -> State:
@@ -314,7 +314,7 @@ def restore(run: RunDir, setup: Setup, adam: Adam, step: int) -> State:
            f"remove all of step_{step} to go on from an earlier one")
     demand(metadata["base_files"] == base_hash, f"{run.path} was trained on another base than {cfg.base} is "
            "here: pass the --base that it was started with")
-    archive = archive_at(run, metadata, cfg.task_types)
+    archive = archive_at(run, metadata)
 
     adam.steps.copy_(torch.tensor(steps))
     for slot, name in slots(members).items():

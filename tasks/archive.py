@@ -5,7 +5,7 @@ repeat themselves collapse onto one cheap trick (LOG.md). `tasks.jsonl` is the a
 run reads it back.
 """
 import random
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from math import comb
 
@@ -17,30 +17,30 @@ WINDOW = 512                    # latest tasks that majority_baseline and unique
 class Archive:
     """Tasks by type in order of arrival, at most `cap` each, and the set of all keys ever added."""
 
-    def __init__(self, task_types: list[str], cap: int = 16384):
-        self.tasks: dict[str, list[Task]] = {kind: [] for kind in task_types}
+    def __init__(self, cap: int = 16384):
+        self.tasks: dict[str, list[Task]] = defaultdict(list)
         self.seeds: list[Task] = []
         self.keys: set[str] = set()
         self.structures: set[str] = set()
-        self.recent: list[str] = []
+        self.recent: deque[str] = deque(maxlen=WINDOW)
         self.cap, self.n_added = cap, 0
 
     def add(self, task: Task, structure: str) -> None:
         """Append a task; `structure` is the structural hash of its program, whatever the key is."""
         self.keys.add(task.key)
         self.structures.add(structure)
-        self.recent = [*self.recent[-WINDOW + 1:], structure]
+        self.recent.append(structure)
         self.n_added += 1
         if task.step < 0:
             self.seeds.append(task)
-        pool = self.tasks.setdefault(task.kind, [])
+        pool = self.tasks[task.kind]
         pool.append(task)
         del pool[:-self.cap]
 
     def references(self, kind: str, k: int, rng: random.Random) -> list[Task]:
         """Up to k distinct few-shot tasks, or seeds; in code_f the first one is to be given inputs."""
-        programs = self.tasks.get("code_o", []) + self.tasks.get("code_i", [])
-        pool = self.tasks.get(kind) or [task for task in self.seeds if task.kind.startswith("code")]
+        programs = self.tasks["code_o"] + self.tasks["code_i"]
+        pool = self.tasks[kind] or [task for task in self.seeds if task.kind.startswith("code")]
         if kind != "code_f":
             return rng.sample(pool, min(k, len(pool)))
         return [rng.choice(programs or pool), *rng.sample(pool, min(max(0, k - 1), len(pool)))]
@@ -54,7 +54,7 @@ class Archive:
 
     def majority_baseline(self, kind: str) -> float:
         """How often guessing the most frequent output among the latest tasks of a type is right."""
-        outputs = Counter(task.outputs for task in self.tasks.get(kind, [])[-WINDOW:])
+        outputs = Counter(task.outputs for task in self.tasks[kind][-WINDOW:])
         return max(outputs.values(), default=0) / max(1, outputs.total())
 
     def unique_at_64(self, m: int = 64) -> float:

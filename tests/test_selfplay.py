@@ -40,7 +40,7 @@ def task(i: int, kind: str = "code_o", output: str = "1", program: str = "", ste
 
 def filled(*tasks: Task, cap: int = 100) -> Archive:
     """An archive after these tasks."""
-    archive = Archive(["code_o", "code_i", "code_f"], cap)
+    archive = Archive(cap)
     for t in tasks:
         archive.add(t, structural_hash(t.program))
     return archive
@@ -331,7 +331,7 @@ def test_the_share_of_the_most_frequent_output():
 
 
 def test_rarefied_coverage():
-    archive = Archive(["code_o"], 10)
+    archive = Archive(10)
     assert archive.unique_at_64() == 0.0
     for structure in "aabc":
         archive.add(task(0), structure)

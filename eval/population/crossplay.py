@@ -68,7 +68,7 @@ def new_tasks(
     archives = []
     for at in (step, run.steps()[-1]):
         _, state = members_at(run, at)
-        archives.append(archive_at(run, state, setup.cfg.task_types))
+        archives.append(archive_at(run, state))
     archive, whole = archives
     archive.keys |= whole.keys                      # none of them is in the run
     teachers = members_of(members, "teacher")

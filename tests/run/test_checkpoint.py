@@ -267,17 +267,17 @@ def test_other_members_than_the_flags_say(copy, restored, changes):
 
 def test_a_lost_log_is_told(flags, copy):
     """A byte short of what the checkpoint says; one that is longer is no loss."""
-    run, types = RunDir(copy, writes=False), FLAGS["task_types"].split(",")
+    run = RunDir(copy, writes=False)
     metadata = members_at(run, 3)[1]
-    n_added = archive_at(run, metadata, types).n_added
+    n_added = archive_at(run, metadata).n_added
     assert n_added > len(metadata["seeds"])
     for name in LOGS:
         text = (copy / name).read_bytes()
         (copy / name).write_bytes(text[:-1])
         with pytest.raises(UserError, match=rf"run/{name} is shorter than step_3 says: restore it"):
-            archive_at(run, metadata, types)
+            archive_at(run, metadata)
         (copy / name).write_bytes(text + b"{}")
-        assert archive_at(run, metadata, types).n_added == n_added
+        assert archive_at(run, metadata).n_added == n_added
     size = (copy / "tasks.jsonl").stat().st_size
     (copy / "tasks.jsonl").write_text("{}".ljust(size) + "\n")
     refused("tasks.jsonl is damaged or missing .it lacks reason.*restore it", **flags(copy.parent, resume="auto", steps=4))

@@ -98,7 +98,7 @@ def test_a_row_left_out_gets_no_reward_and_no_gradient(setup):
     s = setup(proposals_per_prompt=3)
     tasks = selfplay.make_tasks(s, [Proposal("code_o", f"def f(x):\n x=x+{i}\n return x", ("4",)) for i in (1, 2)], "")
     teacher, student = [Member(role, role, slot, Rating()) for slot, role in ((0, "teacher"), (2, "student"))]
-    archive = Archive(["code_o"], 100)
+    archive = Archive(100)
     archive.add(tasks[0], "s")
     rollout, proposed = selfplay.propose(s, archive, [(teacher, student)], 0)
     for p, task in zip(proposed, tasks):
