@@ -199,11 +199,11 @@ def grow(rng: random.Random, n: int, x: Value, p_hard: float) -> Program | None:
     """A program of n statements around the input x; None when 40 attempts do not suffice."""
     body = []
     trace = []
-    has_y = False
     env = start(x)
     for _ in range(40):
         if len(body) == n:
             return Program(tuple(body), x, env["x"], tuple(trace))
+        has_y = "y" in env
         statement = random_statement(rng, type(env["x"]).__name__, has_y, p_hard)
         gives_y = assigns_y(statement)
         if body and statement == body[-1]:
@@ -221,7 +221,6 @@ def grow(rng: random.Random, n: int, x: Value, p_hard: float) -> Program | None:
         body.append(statement)
         trace.append(value)
         env = trial
-        has_y = has_y or gives_y
     return None
 
 

@@ -49,30 +49,23 @@ class Logic(TaskType):
     name = "logic"
     tags = ("answer", "output", "input")
     topics = LOGIC_TOPICS
-    # No constants: `a or True` would be no constraint.
-    allowed = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Compare, ast.Eq, ast.NotEq, ast.Name,
-               ast.Load)
+    # Lines of expressions, and no constants: `a or True` would be no constraint.
+    allowed = (ast.Module, ast.Expr, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Compare, ast.Eq,
+               ast.NotEq, ast.Name, ast.Load)
     # The truth table has 2 ** 6 rows at most.
     n_variables = range(2, 7)
-
-    def names_in(self, clause: ast.stmt) -> set[str]:
-        """The variables of a constraint. Raises Refused where it is made of anything but the language."""
-        refuse_unless(isinstance(clause, ast.Expr), "not_logic")
-        for node in ast.walk(clause.value):
-            refuse_unless(isinstance(node, self.allowed), "not_logic")
-        return names_in(clause.value)
 
     def puzzle(self, lines: list[str]) -> Proposal:
         """The proposal of a list of constraints, of which repetitions are left out. Raises Refused with a
         reason of validation.REASONS."""
-        clauses = tree_of("\n".join(dict.fromkeys(lines))).body
-        found = set()
-        for clause in clauses:
-            found |= self.names_in(clause)
+        tree = tree_of("\n".join(dict.fromkeys(lines)))
+        for node in ast.walk(tree):
+            refuse_unless(isinstance(node, self.allowed), "not_logic")
+        found = names_in(tree)
         refuse_unless(len(found) in self.n_variables, "variables")
         # Alphabetical, so that two puzzles that differ in the order of their lines have one signature.
         names = ", ".join(sorted(found))
-        values = [clause.value for clause in clauses]
+        values = [clause.value for clause in tree.body]
         formula = values[0]
         if len(values) > 1:
             formula = ast.BoolOp(ast.And(), values)
