@@ -6,15 +6,15 @@ Its file is data that is not part of this project: `eval.code` fetches it. A lin
 (three functions and ranges), code_o shows the input as it is written. code_i has no such task, nor that of a
 function without parameters: there is no answer that could be given.
 """
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from infra.errors import Refused, UserError
+from infra.files import json_object
 from sandbox.parsing import arguments
 from sandbox.values import decode
 from tasks import TASK_TYPES
-from tasks.base import Proposal, Task, split_of
+from tasks.base import Proposal, Task, split_of, text_of
 from tasks.prompts import show
 from verifier import Job, Verdict
 
@@ -31,11 +31,6 @@ def evaluated():
 """
 
 
-def is_row(row: object) -> bool:
-    """Whether a line of a file, read as JSON, is one of CRUXEval's."""
-    return isinstance(row, dict) and all(isinstance(row.get(name), str) for name in FIELDS)
-
-
 def rows_of(text: str, split: str = "") -> list[dict]:
     """The rows of a split ("" = all) in the text of CRUXEval's file; [] where it is another file."""
     rows = []
@@ -43,10 +38,10 @@ def rows_of(text: str, split: str = "") -> list[dict]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except ValueError:
-            return []
-        if not is_row(row):
+            row = json_object(line)
+            for name in FIELDS:
+                text_of(row, name)
+        except UserError:
             return []
         if split in ("", split_of(row["code"])):
             rows.append(row)
