@@ -3,9 +3,9 @@
 micro/programs.py makes the programs, with the trace of their values; tasks/prompts.py has the words of the
 prompts.
 """
-import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from random import Random
 
 from micro import programs
 from micro.programs import Value, literal, pick, program_text
@@ -38,6 +38,7 @@ P_HARD_PROPOSED = .03
 N_SHOWN = 4                                 # pairs shown in "fun"
 N_INPUTS = 8                                # inputs written in "args", and of a task to write a program for
 PROPOSE, SOLVE = 0, 1                       # places in Template.micro
+Exchange = tuple[str, str]                  # a prompt and its answer
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def answer_with(mark: str, trace: Iterable[Value], value: Value) -> str:
 
 
 def example(
-    rng: random.Random,
+    rng: Random,
     kind: str | None = None,            # None: drawn from the mixture
     mixture: dict[str, float] = MIXTURE,
 ) -> Example:
@@ -97,7 +98,7 @@ def example(
 
 # --- prompt and answer of each kind; how: "" with a trace, "direct", or "shallow" ---------------------------
 
-def word_problem(rng: random.Random, how: str = "") -> tuple[str, str]:
+def word_problem(rng: Random, how: str = "") -> Exchange:
     """A story about one number, told line by line."""
     question, p = programs.word_problem(rng, pick(rng, programs.N_STATEMENTS))
     trace = () if how else p.trace[1:]              # the story begins with the first value
@@ -105,7 +106,7 @@ def word_problem(rng: random.Random, how: str = "") -> tuple[str, str]:
     return prompt, answer_with(">", trace, p.y)
 
 
-def puzzle(rng: random.Random) -> tuple[str, str]:
+def puzzle(rng: Random) -> Exchange:
     """Clauses, and the truth values that fulfil them."""
     clauses, model = programs.puzzle(rng, pick(rng, N_VARIABLES))
     values = map(str, map(int, model))
@@ -113,7 +114,7 @@ def puzzle(rng: random.Random) -> tuple[str, str]:
     return prompt, "=" + ",".join(values)
 
 
-def input_task(rng: random.Random, how: str = "") -> tuple[str, str]:
+def input_task(rng: Random, how: str = "") -> Exchange:
     """An input that gives an output, found backwards from the value before the last statement."""
     p = programs.generate(rng)
     prompt = asked("code_i", SOLVE, program=shown(p), output=literal(p.y))
@@ -121,7 +122,7 @@ def input_task(rng: random.Random, how: str = "") -> tuple[str, str]:
     return prompt, answer_with("<", trace, p.x)
 
 
-def output_task(rng: random.Random, how: str = "") -> tuple[str, str]:
+def output_task(rng: Random, how: str = "") -> Exchange:
     """What a program returns for an input."""
     p = programs.generate(rng)
     prompt = asked("code_o", SOLVE, program=shown(p), input=literal(p.x))
@@ -132,7 +133,7 @@ def output_task(rng: random.Random, how: str = "") -> tuple[str, str]:
     return prompt, answer_with(">", trace, p.y)
 
 
-def proposal(rng: random.Random, kind: str = "") -> tuple[str, str]:
+def proposal(rng: Random, kind: str = "") -> Exchange:
     """Prompt and answer of a teacher of math, logic or (kind "") code_o and code_i."""
     if kind == "math":
         question, p = programs.word_problem(rng, pick(rng, N_PROPOSED))
@@ -148,7 +149,7 @@ def proposal(rng: random.Random, kind: str = "") -> tuple[str, str]:
     return prompt, f"{program_text(p.body)}f({literal(p.x)})"
 
 
-def with_pairs(rng: random.Random, weights: tuple[int, ...], n: int) -> tuple[programs.Program, list]:
+def with_pairs(rng: Random, weights: tuple[int, ...], n: int) -> tuple[programs.Program, list]:
     """A program, its size drawn by these weights, with n pairs (input, output)."""
     examples = None
     while not examples:
@@ -157,7 +158,7 @@ def with_pairs(rng: random.Random, weights: tuple[int, ...], n: int) -> tuple[pr
     return p, examples
 
 
-def program_from_pairs(rng: random.Random) -> tuple[str, str]:
+def program_from_pairs(rng: Random) -> Exchange:
     """One half of induction: the program that gives these pairs."""
     p, examples = with_pairs(rng, N_FUN, N_SHOWN)
     form = FORMATS["micro"].pair
@@ -168,7 +169,7 @@ def program_from_pairs(rng: random.Random) -> tuple[str, str]:
     return prompt, program_text(p.body)
 
 
-def inputs_for_program(rng: random.Random) -> tuple[str, str]:
+def inputs_for_program(rng: Random) -> Exchange:
     """The other half: inputs that tell what a program does."""
     p, examples = with_pairs(rng, N_ARGS, N_INPUTS)
     inputs = [f"f({literal(x)})" for x, _ in examples]
@@ -194,7 +195,7 @@ def constant(p: programs.Program) -> str:
 
 def task_row(
     kind: str,
-    rng: random.Random,
+    rng: Random,
     size: int,
     reserved: bool = True,              # never trained on
 ) -> tuple[dict, list]:

@@ -15,11 +15,11 @@ number of the pool of examples, and the schedule counts tokens, so a run can be 
 import argparse
 import hashlib
 import json
-import random
 import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from statistics import fmean
 
 import torch
@@ -72,7 +72,7 @@ def train_tokenizer(seed: str, n: int = 20000) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    rng = random.Random(f"{seed}/tokenizer")
+    rng = Random(f"{seed}/tokenizer")
     texts = []
     for _ in range(n):
         example = data.example(rng)
@@ -89,7 +89,7 @@ def train_tokenizer(seed: str, n: int = 20000) -> Tokenizer:
 
 def pool_batches(key: str, mixture: dict[str, float], tokenizer: Tokenizer) -> list[list[Row]]:
     """Batches of fresh examples in random order, each of rows of similar length."""
-    rng = random.Random(key)
+    rng = Random(key)
     examples = [data.example(rng, mixture=mixture) for _ in range(ROWS * BATCHES_PER_POOL)]
     prompts = tokenizer.encode_batch([example.prompt for example in examples])
     answers = tokenizer.encode_batch([example.answer for example in examples])
@@ -286,7 +286,7 @@ def heldout(n_outputs: int = 476, n: int = 96) -> list[dict]:
             ("code_i", n, range(2, 7), "heldout/code_i"),
             ("math", n, range(2, 7), "heldout/math"),
             ("logic", n, range(3, 5), "heldout/logic")):
-        rng = random.Random(f"1234/{key}")
+        rng = Random(f"1234/{key}")
         unique = {}
         while len(unique) < n_tasks:
             row, _ = data.task_row(kind, rng, sizes[len(unique) % len(sizes)])

@@ -8,11 +8,11 @@ wrote them; text from a model goes to verifier.py instead.
 import functools
 import hashlib
 import itertools
-import random
 import re
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from random import Random
 from types import CodeType
 
 TYPES = ("int", "list", "str")
@@ -152,7 +152,7 @@ def run(body: Sequence[str], x: Value) -> tuple[Value, tuple[Value, ...]] | None
     return env["x"], tuple(trace)
 
 
-def random_input(rng: random.Random, type_: str, size: int = 3) -> Value:
+def random_input(rng: Random, type_: str, size: int = 3) -> Value:
     """An input; lists and strings have 2 to 3 + min(size, 3) items."""
     if type_ == "int":
         return random_int(rng)
@@ -163,14 +163,14 @@ def random_input(rng: random.Random, type_: str, size: int = 3) -> Value:
     return "".join(letters)
 
 
-def random_int(rng: random.Random, least: int = 0) -> int:
+def random_int(rng: Random, least: int = 0) -> int:
     """As often of one digit as up to 39."""
     if rng.random() < .5:
         return rng.randrange(least, 10)
     return rng.randrange(10, 40)
 
 
-def filled(rng: random.Random, text: str) -> str:
+def filled(rng: Random, text: str) -> str:
     """A text with something drawn in every slot: in {1-9} a number of this range, in {Q} a letter."""
     def drawn(slot: re.Match) -> str:
         if slot[1] == "Q":
@@ -181,7 +181,7 @@ def filled(rng: random.Random, text: str) -> str:
     return re.sub(r"{([^}]+)}", drawn, text)
 
 
-def random_statement(rng: random.Random, type_: str, has_y: bool, p_hard: float) -> str:
+def random_statement(rng: Random, type_: str, has_y: bool, p_hard: float) -> str:
     """A statement for an x of this type."""
     u = rng.random()
     if u < p_hard:
@@ -195,7 +195,7 @@ def random_statement(rng: random.Random, type_: str, has_y: bool, p_hard: float)
     return filled(rng, rng.choice(statements.split("; ")))
 
 
-def grow(rng: random.Random, n: int, x: Value, p_hard: float) -> Program | None:
+def grow(rng: Random, n: int, x: Value, p_hard: float) -> Program | None:
     """A program of n statements around the input x; None when 40 attempts do not suffice."""
     body = []
     trace = []
@@ -224,7 +224,7 @@ def grow(rng: random.Random, n: int, x: Value, p_hard: float) -> Program | None:
     return None
 
 
-def depends_on_input(rng: random.Random, p: Program, type_: str, size: int) -> bool:
+def depends_on_input(rng: Random, p: Program, type_: str, size: int) -> bool:
     """Does the program return different values for four more inputs?"""
     seen = set()
     for _ in range(4):
@@ -234,7 +234,7 @@ def depends_on_input(rng: random.Random, p: Program, type_: str, size: int) -> b
     return len(seen) > 1
 
 
-def generate(rng: random.Random, n: int | None = None, p_hard: float | None = None,
+def generate(rng: Random, n: int | None = None, p_hard: float | None = None,
              reserved: bool = False) -> Program:
     """A random program of n statements that depends on its input; reserved: a held-out one."""
     if n is None:
@@ -259,7 +259,7 @@ def divides_evenly(p: Program) -> bool:
     return True
 
 
-def word_problem(rng: random.Random, n: int, reserved: bool = False) -> tuple[str, Program]:
+def word_problem(rng: Random, n: int, reserved: bool = False) -> tuple[str, Program]:
     """A story of n events about a number, a line each, and the program that computes it."""
     while True:
         first = random_int(rng, least=1)
@@ -296,13 +296,13 @@ def fulfilling(worlds: Iterable[World], clauses: list[str]) -> set[World]:
     return left
 
 
-def random_clause(rng: random.Random, n: int) -> str:
+def random_clause(rng: Random, n: int) -> str:
     """A clause about one or two of the first n variables."""
     text = CLAUSES[pick(rng, CLAUSE_WEIGHTS)]
     return text.format(*rng.sample(VARIABLES[:n], 2))
 
 
-def clauses_of(rng: random.Random, model: World, worlds: list[World]) -> list[str] | None:
+def clauses_of(rng: Random, model: World, worlds: list[World]) -> list[str] | None:
     """Clauses that hold in the model, each of which rules out more worlds, until the model alone is left;
     None where enough attempts leave more than it."""
     clauses = []
@@ -327,7 +327,7 @@ def needed(worlds: list[World], clauses: list[str]) -> list[str]:
     return clauses
 
 
-def puzzle(rng: random.Random, n: int, reserved: bool = False) -> tuple[list[str], World]:
+def puzzle(rng: Random, n: int, reserved: bool = False) -> tuple[list[str], World]:
     """Clauses over the first n letters that one assignment alone fulfils, none superfluous, and that one."""
     worlds = list(itertools.product((False, True), repeat=n))
     while True:
@@ -341,19 +341,19 @@ def puzzle(rng: random.Random, n: int, reserved: bool = False) -> tuple[list[str
             return texts, model
 
 
-def pick(rng: random.Random, weights: Sequence[float]) -> int:
+def pick(rng: Random, weights: Sequence[float]) -> int:
     """A place in `weights`, drawn by them."""
     return rng.choices(range(len(weights)), weights)[0]
 
 
 def fresh_program(key: str) -> tuple[str, tuple[str]]:
     """A random program of 2 to 6 statements and its input, both as text, drawn by the key alone."""
-    rng = random.Random(key)
+    rng = Random(key)
     p = generate(rng, rng.randint(2, 6))
     return program_text(p.body).strip("\n"), (literal(p.x),)
 
 
-def pairs(rng: random.Random, p: Program, k: int) -> list[tuple[Value, Value]] | None:
+def pairs(rng: Random, p: Program, k: int) -> list[tuple[Value, Value]] | None:
     """k (input, output) pairs of distinct inputs and at least two outputs, None if 40 draws give none."""
     type_ = type(p.x).__name__
     examples = {}

@@ -4,10 +4,10 @@ The tasks of a type are capped, oldest out; the keys are kept for the whole run,
 repeat themselves collapse onto one cheap trick (LOG.md). `tasks.jsonl` is the archive's own log: a resumed
 run reads it back.
 """
-import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from math import comb
+from random import Random
 
 from tasks.base import Task
 
@@ -37,7 +37,7 @@ class Archive:
         pool.append(task)
         del pool[:-self.cap]
 
-    def references(self, kind: str, k: int, rng: random.Random) -> list[Task]:
+    def references(self, kind: str, k: int, rng: Random) -> list[Task]:
         """Up to k distinct few-shot tasks, or seeds; in code_f the first one is to be given inputs."""
         programs = self.tasks["code_o"] + self.tasks["code_i"]
         pool = self.tasks[kind] or [task for task in self.seeds if task.kind.startswith("code")]
@@ -45,7 +45,7 @@ class Archive:
             return rng.sample(pool, min(k, len(pool)))
         return [rng.choice(programs or pool), *rng.sample(pool, min(max(0, k - 1), len(pool)))]
 
-    def sample(self, kinds: Iterable[str], n: int, rng: random.Random) -> list[Task]:
+    def sample(self, kinds: Iterable[str], n: int, rng: Random) -> list[Task]:
         """Up to n different ones of the latest tasks of these types."""
         latest = [task for kind in kinds for task in self.tasks[kind][-WINDOW:]]
         # given tasks come again

@@ -5,11 +5,11 @@ by step. Nothing runs: a proof is data to metamath.py, which bounds its work.
 """
 import functools
 import itertools
-import random
 import re
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from random import Random
 
 from infra.errors import Refused, UserError, demand, refuse_unless
 from sandbox.values import encode
@@ -111,13 +111,13 @@ class Theory(Database):
         """Whether an assertion only says what is of a type."""
         return assertion.expression[0] in self.variables.values()
 
-    def examples(self, rng: random.Random, n: int) -> list[str]:
+    def examples(self, rng: Random, n: int) -> list[str]:
         """Up to n theorems of the database with their proofs."""
         proved = [a for a in self.assertions.values() if a.proof]
         drawn = rng.sample(proved, max(0, min(len(proved), n)))
         return [self.line(one, proof=f"$= {' '.join(one.proof)} ") for one in drawn]
 
-    def listing(self, rng: random.Random, cited: str) -> str:
+    def listing(self, rng: Random, cited: str) -> str:
         """What a prompt shows: variables, and assertions; of many, types, what is cited and some others."""
         types = [f"{h.label} $f {' '.join(h.expression)} $." for h in self.hypotheses if h.floating]
         shown = list(self.assertions.values())
@@ -126,7 +126,7 @@ class Theory(Database):
         return "\n".join([*types, *map(self.line, shown)])
 
 
-    def some(self, assertions: list[Assertion], rng: random.Random, cited: list[str]) -> list[Assertion]:
+    def some(self, assertions: list[Assertion], rng: Random, cited: list[str]) -> list[Assertion]:
         """The axioms that say what is of a type, what is cited, and others up to N_SHOWN in all."""
         wanted, others = [], []
         for a in assertions:
@@ -199,7 +199,7 @@ class Proof(TaskType):
             return read_theorem(text_of(row, "theorem"), theory)
         return read_theorem(f"{text_of(row, 'message')} $= {texts_of(row, 'inputs')[0]} $.", theory)
 
-    def propose(self, prompt_format: str, few_shot: list[Task], rng: random.Random, limits: Limits) -> Prompt:
+    def propose(self, prompt_format: str, few_shot: list[Task], rng: Random, limits: Limits) -> Prompt:
         """Prompt with part of the database, and proofs to learn from."""
         asked = template(self.name, prompt_format, "propose")
         theory = load(limits.theory)
@@ -251,7 +251,7 @@ class Proof(TaskType):
         """What a template may say of a task. The draws are the task's own, so that all students see the same
         part of the database."""
         theory = load(limits.theory)
-        rng = random.Random(task.key)
+        rng = Random(task.key)
         return dict(theory=theory.listing(rng, task.inputs[0]), example="\n".join(theory.examples(rng, 1)),
                     statement=f"{task.message} $.", tag=self.tags[0])
 
