@@ -34,13 +34,13 @@ def value_text(text: str) -> str:
 
 # ---------------------------------------------------------------- arguments
 
-def call_around(text: str) -> ast.Call | None:
-    """The call of f between whose brackets a text stands; None where it closes them, as in "1), f(2".
-    Raises Refused where nothing can be parsed."""
+def call_around(text: str) -> ast.Call:
+    """The call of f between whose brackets a text stands. Raises Refused where it stands in none, or closes
+    them, as in "1), f(2"."""
     match tree_of(f"f({text}\n)").body:         # the line feed ends a comment
         case [ast.Expr(ast.Call(ast.Name("f")) as call)]:
             return call
-    return None
+    raise Refused("not_literal")
 
 
 def read_arguments(text: str, program: str) -> list[ast.expr]:
@@ -49,25 +49,22 @@ def read_arguments(text: str, program: str) -> list[ast.expr]:
     text = bare(text)
     try:
         outer = call_around(text)
-    except Refused:
-        outer = None
-    if outer is None:                           # several lines, which may be statements
+    except Refused:                             # several lines, which may be statements
         call = stated_call(tree_of(text).body)
     else:                                       # "2, 3", or "f(2, 3) == 5", which holds a call of its own
-        call = inner_call([outer]) or outer
+        call = inner_call(outer) or outer
     values = positional(call, program)
     literals(values)
     return values
 
 
-def inner_call(trees: list[ast.AST]) -> ast.Call | None:
-    """The one call of f below these trees, None where there is none. Raises Refused of several."""
+def inner_call(tree: ast.AST) -> ast.Call | None:
+    """The one call of f below a tree, None where there is none. Raises Refused of several."""
     calls = []
-    for tree in trees:
-        for node in ast.walk(tree):
-            match node:
-                case ast.Call(ast.Name("f")) if node is not tree:
-                    calls.append(node)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Name("f")) if node is not tree:
+                calls.append(node)
     if not calls:
         return None
     # Of two calls nobody can say which one is meant.
@@ -82,7 +79,7 @@ def stated_call(statements: list[ast.stmt]) -> ast.Call:
     assigned = {}
     for node in shown:
         assigned |= assignments(node)
-    call = inner_call(shown)
+    call = inner_call(ast.Module(shown, []))
     if call is None:
         refuse_unless(assigned and all(map(assignments, shown)), "not_literal")
         call = ast.Call(ast.Name("f"), [], [ast.keyword(*item) for item in assigned.items()])

@@ -31,7 +31,7 @@ ANSWER = re.compile(rf"""(?x)
     \s*(?P<percent>%|(?:percent|per\s?cent)(?![A-Za-z]))?
     (?P<unit>(?:[A-Za-z\s.,/']|(?<=[A-Za-z])-(?=[A-Za-z]))*)[;:?]?\s*""", re.ASCII)
 VERBS = "is|are|was|were|be|has|have|had|equals|takes|costs|needs|gets|makes|earns|pays"
-LABEL = re.compile(rf"(?!.*n['’]t\b)\D*(?::|\b(?:{VERBS})\b)")   # what leads to the number: "Total cost:"
+LABEL = re.compile(rf"^(?!.*n['’]t\b)\D*(?::|\b(?:{VERBS})\b)")   # what leads to the number: "Total cost:"
 RATIO = re.compile(r"-?\d{1,30}/0{0,29}[1-9]\d{0,29}", re.ASCII)         # how Python prints a Fraction
 REMARK = re.compile(r"\([^()\d]*\)\W*$")                        # 42 (forty-two)
 
@@ -113,13 +113,11 @@ def number(digits: str) -> Fraction:
 
 def without_label(stated: str) -> str:
     """A statement without what leads to its number ("Total cost:") and a remark behind it ("(forty-two)")."""
-    label = LABEL.match(stated)
-    # Words that change a number count wherever they stand: "less than half: 3".
-    if label and not has_word(label[0], CHANGES):
-        stated = stated[label.end():]
-    remark = REMARK.search(stated)
-    if remark and not has_word(remark[0], CHANGES):
-        stated = stated[:remark.start()]
+    for pattern in (LABEL, REMARK):
+        beside = pattern.search(stated)
+        # Words that change a number count wherever they stand: "less than half: 3".
+        if beside and not has_word(beside[0], CHANGES):
+            stated = stated[:beside.start()] + stated[beside.end():]
     return stated
 
 

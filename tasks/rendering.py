@@ -20,13 +20,6 @@ def day_told(tokenizer: object) -> str:
     return ""
 
 
-def with_day(source: str, day: str) -> str:
-    """A chat template that writes this date where it asked for today's. transformers hands no function to a
-    template but its own, which looks at the clock."""
-    told = date.fromisoformat(day)
-    return ASKS_DATE.sub(lambda call: repr(told.strftime(call[2])), source)
-
-
 def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begins: bool = True,
               day: str = "") -> str:
     """Messages by the tokenizer's chat template. begins: the assistant's turn follows; day: the date that a
@@ -35,7 +28,9 @@ def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begin
     try:
         source = tokenizer.get_chat_template()
         if day:
-            source = with_day(source, day)
+            # transformers hands no function to a template but its own, which looks at the clock.
+            told = date.fromisoformat(day)
+            source = ASKS_DATE.sub(lambda call: repr(told.strftime(call[2])), source)
         return tokenizer.apply_chat_template(messages, chat_template=source, tokenize=False,
                                              add_generation_prompt=begins,
                                              enable_thinking=FORMATS[prompt_format].thinking)
