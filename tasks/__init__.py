@@ -4,18 +4,16 @@ and a place in TASK_TYPES."""
 import functools
 import itertools
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 from infra.errors import Refused, UserError, demand
 from infra.files import json_object
-from tasks.base import Proposal, Task, TaskType, text_of
+from tasks.base import Proposal, RunJobs, Task, TaskType, text_of
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
 from tasks.math import Math
 from tasks.proof import Proof
 from tasks.validation import Limits
-from verifier import Job, Verdict
 
 TASK_TYPES: dict[str, TaskType] = {
     kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic(), Proof())}
@@ -79,7 +77,7 @@ def given_task(path: str, played: tuple[str, ...], types: tuple[str, ...], seed:
 
 
 def verify_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str, limits: Limits,
-                   run: Callable[[list[Job]], list[Verdict]]) -> list[list[str]]:
+                   run: RunJobs) -> list[list[str]]:
     """What TaskType.judge says of the answers in each task's texts, which include the prefix. `run` gets all
     jobs in one list: the sandbox has enough to do."""
     answers, jobs = [], []                      # of each task

@@ -29,6 +29,8 @@ FAILED = "sandbox failure"
 # The splits of held-out tasks: members are chosen on validation, and claims are made on test.
 SPLITS = "test", "validation"
 ANSWER_TYPES = "int", "list", "str"     # what a micro teacher is asked for
+RunJobs = Callable[[list[Job]], list[Verdict]]      # a sandbox's run
+Answers = list[str | None]      # of the attempts at a task, as parse_answer reads them; None = malformed
 
 # What the sandbox says -> the reason of a Reject. The other reasons are spelt alike in both.
 OTHER_NAMES = {
@@ -251,13 +253,12 @@ class TaskType:
         """The answer in a block, not yet evaluated; "" or Refused where the block can be none."""
         return block
 
-    def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
+    def answer_jobs(self, task: Task, answers: Answers, limits: Limits) -> list[Job]:
         """Jobs that verify the attempts at a task, one for each distinct answer or for all: programs could
         count their calls, and have one each."""
         return []
 
-    def judge(self, task: Task, answers: list[str | None], verdicts: list[Verdict],
-               limits: Limits) -> list[str]:
+    def judge(self, task: Task, answers: Answers, verdicts: list[Verdict], limits: Limits) -> list[str]:
         """"correct" | "wrong" | "malformed" | UNJUDGED | VIOLATION per attempt."""
         claims = claims_of(verdicts)
         texts = distinct(answers)
@@ -331,7 +332,7 @@ def claims_of(verdicts: list[Verdict]) -> list[Claim]:
     return claims
 
 
-def distinct(answers: list[str | None]) -> tuple[str, ...]:
+def distinct(answers: Answers) -> tuple[str, ...]:
     """The answers that are not malformed, each once, in order."""
     return tuple(answer for answer in dict.fromkeys(answers) if answer is not None)
 

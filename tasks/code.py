@@ -3,7 +3,7 @@ from dataclasses import replace
 
 from infra.errors import refuse_unless
 from sandbox.values import decode, same
-from tasks.base import FAILED, UNJUDGED, VIOLATION, Claim, Proposal, Task, TaskType, distinct
+from tasks.base import FAILED, UNJUDGED, VIOLATION, Answers, Claim, Proposal, Task, TaskType, distinct
 from tasks.complexity import binds_f, callable_as_f
 from tasks.literals import canonical_arguments, stated_inputs, value_text
 from tasks.prompts import Answer
@@ -39,7 +39,7 @@ class ValueTask(TaskType):
             return ""
         return self.literal(block, task)
 
-    def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
+    def answer_jobs(self, task: Task, answers: Answers, limits: Limits) -> list[Job]:
         """One job for all answers where the program is ours, else one for each distinct answer."""
         # Equal answers get equal verdicts, so that each text runs once.
         texts = distinct(answers)
@@ -135,7 +135,7 @@ class Induction(TaskType):
         check_program(program, replace(limits, reject_constant=False))
         return program
 
-    def answer_jobs(self, task: Task, answers: list[str | None], limits: Limits) -> list[Job]:
+    def answer_jobs(self, task: Task, answers: Answers, limits: Limits) -> list[Job]:
         """One job for each distinct program, on the inputs that the student has not seen."""
         # A program that has learned the shown pairs by heart gains nothing.
         hidden = task.inputs[self.n_shown(task, limits):]

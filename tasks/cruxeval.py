@@ -6,7 +6,6 @@ Its file is data that is not part of this project: `eval.code` fetches it. A lin
 (three functions and ranges), code_o shows the input as it is written. code_i has no such task, nor that of a
 function without parameters: there is no answer that could be given.
 """
-from collections.abc import Callable
 from pathlib import Path
 
 from infra.errors import Refused, UserError
@@ -14,9 +13,9 @@ from infra.files import json_object
 from sandbox.parsing import arguments
 from sandbox.values import decode
 from tasks import TASK_TYPES
-from tasks.base import Proposal, Task, split_of, text_of
+from tasks.base import Proposal, RunJobs, Task, split_of, text_of
 from tasks.prompts import show
-from verifier import Job, Verdict
+from verifier import Job
 
 FILE = Path("~/.cache/nanopopulora/cruxeval.jsonl").expanduser()        # where eval.code puts it
 KINDS = {"cruxeval-o": "code_o", "cruxeval-i": "code_i"}                # benchmark -> task type
@@ -57,10 +56,9 @@ def is_literal(text: str) -> bool:
     return True
 
 
-def tasks_of(rows: list[dict], kind: str, dedupe: str,
-             run: Callable[[list[Job]], list[Verdict]]) -> dict[str, Task]:
-    """The id of each row -> its task of type `kind`; dedupe: as in TaskType.key. run: a sandbox's. Raises
-    UserError for an output that is no literal."""
+def tasks_of(rows: list[dict], kind: str, dedupe: str, run: RunJobs) -> dict[str, Task]:
+    """The id of each row -> its task of type `kind`; dedupe: as in TaskType.key. Raises UserError for an
+    output that is no literal."""
     odd = [row for row in rows if not is_literal(row["input"])]
     jobs = [Job(EVALUATE.format(**row), ("",), entry="evaluated") for row in odd]
     golds = Job(TASK_TYPES["code_o"].program, tuple(row["output"] for row in rows))
