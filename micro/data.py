@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 
 from micro import programs
-from micro.programs import Value, literal, pick, program_text
+from micro.programs import Program, Value, literal, pick, program_text
 from tasks.prompts import FORMATS, TEMPLATES
 
 # Phase 1 learns the skills: nearly every answer that can have a trace has one.
@@ -70,16 +70,18 @@ def asked(kind: str, phase: int, **fields: str) -> str:
     return TEMPLATES[kind].micro[phase].format(**fields)
 
 
-def shown(p: programs.Program) -> str:
+def shown(p: Program) -> str:
     """A program as prompts show it: the template has the last newline."""
     return program_text(p.body).rstrip("\n")
 
 
-def answer_with(mark: str, trace: Iterable[Value], value: Value) -> str:
-    """An answer: the values of its trace, opened by `mark`, a line each, then the value asked for."""
+def answer_with(mark: str, trace: Iterable[Value], value: Value, how: str = "") -> str:
+    """An answer: the values of its trace, opened by `mark`, a line each, then the value asked for. how:
+    "direct" = without the trace."""
     lines = ""
-    for passed in trace:
-        lines += f"{mark}{literal(passed)}\n"
+    if not how:
+        for passed in trace:
+            lines += f"{mark}{literal(passed)}\n"
     return f"{lines}={literal(value)}"
 
 
@@ -101,9 +103,8 @@ def example(
 def word_problem(rng: Random, how: str = "") -> Exchange:
     """A story about one number, told line by line."""
     question, p = programs.word_problem(rng, pick(rng, programs.N_STATEMENTS))
-    trace = () if how else p.trace[1:]              # the story begins with the first value
     prompt = asked("math", SOLVE, question=question)
-    return prompt, answer_with(">", trace, p.y)
+    return prompt, answer_with(">", p.trace[1:], p.y, how)          # the story begins with the first value
 
 
 def puzzle(rng: Random) -> Exchange:
@@ -118,8 +119,7 @@ def input_task(rng: Random, how: str = "") -> Exchange:
     """An input that gives an output, found backwards from the value before the last statement."""
     p = programs.generate(rng)
     prompt = asked("code_i", SOLVE, program=shown(p), output=literal(p.y))
-    trace = () if how else p.trace[-2::-1]
-    return prompt, answer_with("<", trace, p.x)
+    return prompt, answer_with("<", p.trace[-2::-1], p.x, how)
 
 
 def output_task(rng: Random, how: str = "") -> Exchange:
@@ -129,8 +129,7 @@ def output_task(rng: Random, how: str = "") -> Exchange:
     if how == "shallow":                        # a second hill for self-play: half of the statements alone
         half = (len(p.trace) - 1) // 2
         return prompt, answer_with("<", [p.trace[half]], p.y)
-    trace = () if how else p.trace
-    return prompt, answer_with(">", trace, p.y)
+    return prompt, answer_with(">", p.trace, p.y, how)
 
 
 def proposal(rng: Random, kind: str = "") -> Exchange:
@@ -149,7 +148,7 @@ def proposal(rng: Random, kind: str = "") -> Exchange:
     return prompt, f"{program_text(p.body)}f({literal(p.x)})"
 
 
-def with_pairs(rng: Random, weights: tuple[int, ...], n: int) -> tuple[programs.Program, list]:
+def with_pairs(rng: Random, weights: tuple[int, ...], n: int) -> tuple[Program, list]:
     """A program, its size drawn by these weights, with n pairs (input, output)."""
     examples = None
     while not examples:
@@ -188,7 +187,7 @@ MAKERS = {                      # by the first word of a kind; what stands behin
 }
 
 
-def constant(p: programs.Program) -> str:
+def constant(p: Program) -> str:
     """A word problem's program, which has no input."""
     return program_text(p.body).replace("f(x)", "f()")
 

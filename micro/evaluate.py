@@ -68,8 +68,7 @@ def draw_tasks(row: str, size: int, n: int, seed: int | str) -> list[Task]:
     reserved = size > SEEN.get(row, 1)
     tasks = []
     for _ in range(n):
-        line, golds = data.task_row(ROWS[row], rng, size, reserved)
-        tasks.append(task_of(line, golds))
+        tasks.append(task_of(*data.task_row(ROWS[row], rng, size, reserved)))
     return tasks
 
 

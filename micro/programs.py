@@ -113,9 +113,10 @@ def fits(value: object, length: int, low: int, high: int) -> bool:
     """Is value an int from low to high, or a string or list of such ints no longer than length?"""
     if isinstance(value, str):
         return len(value) <= length
-    values = value if isinstance(value, list) else [value]
+    if not isinstance(value, list):
+        value = [value]
     # True and False are no numbers here.
-    return len(values) <= length and all(type(v) is int and low <= v <= high for v in values)
+    return len(value) <= length and all(type(v) is int and low <= v <= high for v in value)
 
 
 def step(statement: str, env: dict) -> Value | None:
