@@ -124,8 +124,10 @@ class Renaming(ast.NodeTransformer):
 
     def __init__(self, tree: ast.Module, rename: Callable[[str], str]):
         self.rename = rename
-        # Names of the program's own functions and classes.
-        self.own = {node.name for node in ast.walk(tree) if isinstance(node, DEFINITIONS)}
+        self.own = set()                # names of the program's own functions and classes
+        for node in ast.walk(tree):
+            if isinstance(node, DEFINITIONS):
+                self.own.add(node.name)
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """Rename what a node binds or names, in place, and go on below it."""
@@ -133,7 +135,7 @@ class Renaming(ast.NodeTransformer):
         if field and getattr(node, field):
             setattr(node, field, self.rename(getattr(node, field)))
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
-            node.names = [self.rename(name) for name in node.names]
+            node.names = list(map(self.rename, node.names))
         elif isinstance(node, ast.alias):
             self.rename_import(node)
         elif isinstance(node, ast.Call):

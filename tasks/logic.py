@@ -31,7 +31,7 @@ def clauses_of(program: str) -> list[str]:
     clauses = [formula]
     if isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And):
         clauses = formula.values
-    return [unparse(clause) for clause in clauses]
+    return list(map(unparse, clauses))
 
 
 def assignment_text(values: Iterable[bool]) -> str:
@@ -50,8 +50,11 @@ class Logic(TaskType):
     tags = ("answer", "output", "input")
     topics = LOGIC_TOPICS
     # Lines of expressions, and no constants: `a or True` would be no constraint.
-    allowed = (ast.Module, ast.Expr, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Compare, ast.Eq,
-               ast.NotEq, ast.Name, ast.Load)
+    allowed = (
+        ast.Module, ast.Expr,
+        ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not,
+        ast.Compare, ast.Eq, ast.NotEq,
+        ast.Name, ast.Load)
     # The truth table has 2 ** 6 rows at most.
     n_variables = range(2, 7)
 

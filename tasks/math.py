@@ -224,8 +224,8 @@ class Math(TaskType):
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
         """As `TaskType.fields`; the program under the name that the template asks for."""
-        fields = super().fields(prompt_format, task, limits)
-        return fields | {"program": task.program.replace("def f(", "def solution(")}
+        program = task.program.replace("def f(", "def solution(")
+        return super().fields(prompt_format, task, limits) | {"program": program}
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:
         """The text that states the number."""

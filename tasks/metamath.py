@@ -91,8 +91,10 @@ class Database:
                 self.demand(not ILLEGAL.match(word), "not a printable ASCII character")
                 if opened and word != "$)":
                     self.demand("$(" not in word and "$)" not in word, "comments do not nest")
-                elif opened or word == "$(":
-                    opened = None if opened else self.at
+                elif opened:
+                    opened = None
+                elif word == "$(":
+                    opened = self.at
                 else:
                     yield self.at
         self.at = opened or self.at

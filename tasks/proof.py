@@ -75,8 +75,7 @@ def review(theory: "Theory", statement: str, proof: str) -> str:
 
 def n_cited(program: str) -> int:
     """Steps of a task's program that cite an assertion."""
-    cited = [word for word in program.split() if not word.startswith("$")]
-    return len(cited)
+    return sum(not word.startswith("$") for word in program.split())
 
 
 # ---------------------------------------------------------------- the database

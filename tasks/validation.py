@@ -182,8 +182,10 @@ def check_input(text: str, limits: Limits) -> None:
     refuse_unless(not limits.control.search(text), "control_text")
     try:
         given = arguments(text)
-    except Refused as error:                # whatever else is wrong with it, it is no literal
-        raise Refused("too_deep" if error.reason == "too_deep" else "not_literal") from None
+    except Refused as error:
+        if error.reason == "too_deep":
+            raise
+        raise Refused("not_literal") from None      # whatever else is wrong with it
     for value in given:
         check_range(value, limits)
 
