@@ -54,22 +54,22 @@ def ask(problem: Problem, prompt_format: str, base: Base) -> str | Prompt | list
     """The question; token ids where the benchmark has a form of its own. chat: by the template, EvalPlus's
     with the answer begun as EvalPlus begins it. plain: the bare prompt, to be completed (LiveCodeBench: its
     question, without examples for base models)."""
+    text = question(problem)
     if prompt_format == "envelope":
-        return question(problem)
+        return text
     if prompt_format == "plain":
-        text = problem.prompt.strip() + "\n"
-        if problem.is_live:
-            text = question(problem)
-        return list(base.tokenizer(text).input_ids)
+        if not problem.is_live:
+            text = problem.prompt.strip() + "\n"
+        return base.tokenizer(text).input_ids
     if problem.is_live:
-        return Prompt(question(problem), system=LIVE_SYSTEM)
+        return Prompt(text, system=LIVE_SYSTEM)
     messages = [
-        dict(role="user", content=question(problem)),
+        dict(role="user", content=text),
         dict(role="assistant", content=f"{BEGIN}{MARK}\n```\n"),
     ]
     text = chat_text(messages, prompt_format, base.tokenizer, begins=False, day=base.day)
     text, _, _ = text.partition(MARK)
-    return list(base.tokenizer(text, add_special_tokens=False).input_ids)
+    return base.tokenizer(text, add_special_tokens=False).input_ids
 
 
 def program(problem: Problem, text: str, prompt_format: str) -> str:
@@ -133,8 +133,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.set_defaults(max_new=None)
     args = common.check(parser.parse_args(argv))
     names = common.choose(args.bench, SETS + cruxeval.SETS)
-    if set(names) & set(cruxeval.SETS):
-        demand(set(names) <= set(cruxeval.SETS), "--bench: give cruxeval-o and cruxeval-i in a command of "
+    if tasks := set(names) & set(cruxeval.SETS):
+        demand(len(tasks) == len(names), "--bench: give cruxeval-o and cruxeval-i in a command of "
                "their own, since they are put in the run's prompt format")
         with Sandbox(args.workers, profile="eval") as sandbox:
             return cruxeval.main(args, names, sandbox)

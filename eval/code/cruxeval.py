@@ -2,7 +2,7 @@
 import argparse
 
 from eval import answering, common, fetch
-from eval.population.heldout import Item, ask_all, examiner, formatted
+from eval.population.heldout import Item, ask_all, examiner, loaded
 from infra.errors import demand
 from sandbox.values import decode
 from tasks import cruxeval
@@ -49,15 +49,11 @@ def main(args: argparse.Namespace, benches: list[str], sandbox: Sandbox) -> int:
     items, hashes = items_of(args, benches, sandbox)
     if args.self_test:
         _, verify = examiner(sandbox, "direct")
-
-        def judge(answers: list[tuple[Item, str]], prompt_format: str) -> list[dict]:
-            return verify(answers)
-
-        return answering.self_test(items, published, judge)
+        return answering.self_test(items, published, lambda answers, _: verify(answers))
     demand(args.prompt in FORMATS_OF, f"--prompt {args.prompt}: CRUXEval's questions are tasks of self-play, "
            f"which are put as {', '.join(FORMATS_OF)}")
     args.prompt_format = FORMATS_OF[args.prompt]
-    population = formatted(args, common.load(args))
+    population = loaded(args)
     out, rows = ask_all(args, population, sandbox, items, hashes, f"eval-cruxeval-{args.split}")
     common.conclude(args, out, rows, split=args.split, limit=args.limit, sandbox=sandbox.tier)
     return 0

@@ -114,17 +114,15 @@ class NoClasses(pickle.Unpickler):
 
 def unpack(packed: str) -> list[dict]:
     """Test cases as JSON text, or as LiveCodeBench packs it. Raises UserError for anything else."""
-    if packed.lstrip()[:1] != "[":
-        inflate = zlib.decompressobj()
-        with explained("tests cannot be unpacked", (ValueError, zlib.error, MemoryError)):
-            raw = inflate.decompress(base64.b64decode(packed, validate=True), MAX_UNPACKED)
-        demand(inflate.eof and not inflate.unconsumed_tail,
-               "tests cannot be unpacked (larger than a gigabyte, or cut off)")
-        with explained("tests cannot be unpacked"):     # garbage makes the unpickler raise what it likes
+    with explained("tests cannot be unpacked"):         # garbage makes the unpickler raise what it likes
+        if packed.lstrip()[:1] != "[":
+            inflate = zlib.decompressobj()
+            raw = base64.b64decode(packed, validate=True)
+            raw = inflate.decompress(raw, MAX_UNPACKED)
+            demand(inflate.eof and not inflate.unconsumed_tail, "larger than a gigabyte, or cut off")
             packed = NoClasses(io.BytesIO(raw)).load()
-    with explained("tests cannot be unpacked"):
         tests = json.loads(packed)
-    demand(isinstance(tests, list), "tests cannot be unpacked (they are no list)")
+        demand(isinstance(tests, list), "they are no list")
     out = []
     for test in tests:
         demand(isinstance(test, dict) and {"input", "output"} <= test.keys(),

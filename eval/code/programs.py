@@ -4,12 +4,11 @@ Nothing is run here. Text meets Python's parser only through `complexity.parse`,
 it; text beyond MAX_CHARS is cut off, and MAX_PARSED bounds the work on one text.
 """
 import ast
-import itertools
 import re
 from dataclasses import dataclass
 
 from infra.errors import Refused
-from tasks.complexity import DEFINITIONS, parse
+from tasks.complexity import DEFINITIONS, names_in, parse
 from tasks.fences import read_blocks
 
 MAX_CHARS = 24_000
@@ -32,18 +31,13 @@ def complete(prompt: str, completion: str, bench: str) -> str:
     return prompt + completion
 
 
-def parts_of(node: ast.AST, kind: type) -> list[ast.AST]:
-    """A node and the nodes below it, as far as they are of this type."""
-    return [part for part in ast.walk(node) if isinstance(part, kind)]
-
-
-def names(node: ast.stmt) -> list[str]:
+def names(node: ast.stmt) -> set[str]:
     """The names that a top-level definition or assignment makes; none for other statements."""
     if isinstance(node, DEFINITIONS):
-        return [node.name]
+        return {node.name}
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
-        return [name.id for name in parts_of(node, ast.Name) if isinstance(name.ctx, ast.Store)]
-    return []
+        return names_in(node, ast.Store)
+    return set()
 
 
 @dataclass(frozen=True)
@@ -54,8 +48,7 @@ class Run:
 
     def defines(self, name: str | None) -> bool:
         """Whether the top level defines or assigns a name."""
-        made = itertools.chain(*map(names, self.tree.body))
-        return name in made
+        return any(name in names(node) for node in self.tree.body)
 
     def worth(self, entry: str | None) -> tuple[bool, int]:
         """The key by which runs are compared: whether one defines the entry, then its lines of text."""
@@ -91,9 +84,9 @@ def longest(text: str, entry: str | None) -> Run:
 
 def returns(node: ast.stmt) -> bool:
     """Whether a statement is no function without a return, such as a prompt's head that an answer repeats."""
-    if isinstance(node, ast.FunctionDef):
-        return bool(parts_of(node, ast.Return))
-    return True
+    if not isinstance(node, ast.FunctionDef):
+        return True
+    return any(isinstance(part, ast.Return) for part in ast.walk(node))
 
 
 def needed(run: Run, entry: str) -> str:
@@ -111,7 +104,7 @@ def needed(run: Run, entry: str) -> str:
         node = first.pop(todo.pop(), None)
         if node:
             kept.append(node)
-            todo += [name.id for name in parts_of(node, ast.Name)]
+            todo += names_in(node)
     numbers = set()
     for node in kept:
         begins = node.lineno

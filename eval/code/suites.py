@@ -30,6 +30,7 @@ LIVE_S = 6.0                                    # of one test of LiveCodeBench
 FLOAT_ATOL = 1e-6                               # EvalPlus' tolerance from the first expected float on
 DIGEST = "too big: "                            # what the sandbox says of a value that is too big to report
 NO_MEMORY = "error: MemoryError: "
+# A function's name says which rule it has: HumanEval has none of MBPP's, and MBPP no find_zero.
 # MBPP: the order of the result is free
 SET_EQUAL = {"similar_elements", "find_char_long", "common_in_nested_lists", "extract_singly", "larg_nnum",
              "intersection_array", "find_dissimilar", "Diff"}
@@ -76,8 +77,6 @@ def same_set(out: Iterable, expected: Iterable) -> bool:
 def oracle(problem: Problem, given: str, out: object) -> bool:
     """Whether EvalPlus takes a value that is not the canonical solution's, by the problem's own rule."""
     name = problem.entry
-    if problem.bench != "mbpp+":
-        return False
     if name == "surface_Area":                      # where height is meant as that of the apex
         edge, height = literal_eval(given)
         surface = round(edge ** 2 + 2 * edge * math.sqrt((edge / 2) ** 2 + height ** 2))
@@ -90,11 +89,6 @@ def oracle(problem: Problem, given: str, out: object) -> bool:
     return name == "are_equivalent" or name == "sum_div" and out == 0
 
 
-def length(value: object) -> int:
-    """Of a list or tuple; 0 of anything else."""
-    return len(value) if isinstance(value, (list, tuple)) else 0
-
-
 def agrees(
     problem: Problem,
     given: str,
@@ -105,21 +99,23 @@ def agrees(
 ) -> bool:
     """Whether one value is right for EvalPlus; whatever a strange value does is wrong."""
     try:
-        if problem.bench == "humaneval+" and problem.entry == "find_zero":
+        if problem.entry == "find_zero":
             value = 0                                           # is `out` a zero of this polynomial?
             for power, coefficient in enumerate(literal_eval(given)):
                 value += coefficient * math.pow(out, power)
             return abs(value) <= atol
-        if problem.bench == "mbpp+" and problem.entry in SET_EQUAL:
+        if problem.entry in SET_EQUAL:
             exact = same_set(out, expected)
         else:
             exact = out == expected or oracle(problem, given, out)
         if exact:
             return True
-        if atol == 0 or not same_type or type(out) is not type(expected) or length(out) != length(expected):
+        if atol == 0 or not same_type or type(out) is not type(expected):
             return False
+        if isinstance(out, (list, tuple)) and len(out) != len(expected):
+            return False                                        # NumPy would repeat the shorter one
         with np.errstate(all="ignore"):
-            return bool(np.allclose(out, expected, rtol=1e-7, atol=atol))
+            return np.allclose(out, expected, rtol=1e-7, atol=atol)
     except (TypeError, ValueError, ArithmeticError, RecursionError):
         return False
 
@@ -140,13 +136,6 @@ def printed_alike(out: str, expected: str) -> bool:
 
 # ---- tests -------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Chunk:
-    """Inputs that one job runs."""
-    numbers: range                  # of the suite's inputs
-    cpu_s: float                    # its limit
-
-
 @dataclass
 class Suite:
     """A problem's tests, ready to run."""
@@ -156,7 +145,7 @@ class Suite:
     # Canonical texts of (type's name, value), or the sandbox's word for a value too big to report, or None
     # where the canonical solution raises. LiveCodeBench: outputs.
     expected: list[str | None]
-    chunks: list[Chunk]
+    chunks: list[tuple[range, float]]                   # which inputs a job runs, its limit of CPU seconds
     atol: list[float] = field(default_factory=list)     # the tolerance on each input
 
 
@@ -165,9 +154,9 @@ def job(problem: Problem, program: str, inputs: tuple[str, ...], cpu_s: float, g
     entry = problem.entry
     if not problem.is_live:
         turn = AS_IT_IS
-        if problem.bench == "mbpp+" and entry in SET_EQUAL:
+        if entry in SET_EQUAL:
             turn = AS_SET                           # also of a generator, a filter, a dictionary's keys
-        elif problem.bench == "mbpp+" and entry in NOT_NONE:
+        elif entry in NOT_NONE:
             turn = AS_BOOL
         program += SEEN.format(entry=entry, turn=turn)
         entry = "__seen"
@@ -220,14 +209,14 @@ def suite_of(problem: Problem, base: Verdict, plus: Verdict) -> Suite:
         suite.atol += tolerances(problem, answers)
         if answers:
             cpu_s = max(LEAST_S, FACTOR * verdict.cpu_s)
-            suite.chunks.append(Chunk(range(begins, begins + len(answers)), cpu_s))
+            suite.chunks.append((range(begins, begins + len(answers)), cpu_s))
     return suite
 
 
 def live_suite(problem: Problem) -> Suite:
     """LiveCodeBench's tests, one a chunk, since most wrong answers fail the first."""
     inputs, outputs = live_tests(problem)
-    chunks = [Chunk(range(i, i + 1), LIVE_S) for i in range(len(inputs))]
+    chunks = [(range(i, i + 1), LIVE_S) for i in range(len(inputs))]
     return Suite(problem, inputs, len(inputs), outputs, chunks)
 
 
@@ -299,7 +288,7 @@ def verify(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
     so on."""
     rows, alive = [], []                # alive: programs that are right so far, with their rows
     for suite, program in answers:
-        rows.append(dict(base=False, plus=False, why="" if program else "no program"))
+        rows.append(dict(base=False, plus=False, why="no program"))
         if program:
             alive.append((suite, program, rows[-1]))
     for turn in itertools.count():
@@ -307,12 +296,12 @@ def verify(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
             return rows
         jobs = []
         for suite, program, _ in alive:
-            chunk = suite.chunks[turn]
-            inputs = suite.inputs[chunk.numbers.start:chunk.numbers.stop]
-            jobs.append(job(suite.problem, program, inputs, chunk.cpu_s))
+            numbers, cpu_s = suite.chunks[turn]
+            inputs = suite.inputs[numbers.start:numbers.stop]
+            jobs.append(job(suite.problem, program, inputs, cpu_s))
         still = []
         for (suite, program, row), verdict in zip(alive, sandbox.run(jobs)):
-            numbers = suite.chunks[turn].numbers
+            numbers, _ = suite.chunks[turn]
             row["why"] = failure(suite, numbers, verdict)
             if row["why"] == FAILED:
                 row["plus"] = None
