@@ -79,10 +79,9 @@ def evaluate(
     population = common.load(args)
     prompt_format = pick_prompt_format(args, population.base)
     run, done = common.open_out(args, population, prompt_format, hashes, name)
-    base = population.base                                  # told the date of the answers that are there
     exam = Exam(
         items,
-        ask=lambda item: ask(item, prompt_format, base),
+        ask=lambda item: ask(item, prompt_format, population.base),
         verify=lambda answers: verify(answers, prompt_format),
         prompt_format=prompt_format,
         answer=answer,
@@ -92,13 +91,14 @@ def evaluate(
 
 def self_test(items: list, published: Callable, verify: Callable) -> int:
     """Prints as JSON how many published(item) answers pass, by benchmark. Returns 0 where all do."""
-    counts = {item.bench: dict(n=0, right=0) for item in items}
+    counts = {}
     exit_code = 0
     answers = [(item, published(item)) for item in items]
     for item, row in zip(items, verify(answers, "envelope")):
-        counts[item.bench]["n"] += 1
+        count = counts.setdefault(item.bench, dict(n=0, right=0))
+        count["n"] += 1
         if row["correct"]:
-            counts[item.bench]["right"] += 1
+            count["right"] += 1
         else:
             exit_code = 1
             print(f"{item.bench} {item.id}: the published answer does not pass: {row}"[:400], file=sys.stderr)
@@ -119,11 +119,6 @@ def pick_prompt_format(args: argparse.Namespace, base: Base) -> str:
     return "plain"
 
 
-def training_format(prompt_format: str) -> str:
-    """The name of a format in training, where the R1 envelope is the format "base"."""
-    return "base" if prompt_format == "envelope" else prompt_format
-
-
 def put(question: str | Prompt | list[int], prompt_format: str, base: Base) -> Rendered:
     """A question as the model is given it: by the chat template, in the R1 envelope, or as "Question: ...
     Answer:". A Prompt is put as in training; token ids, of a benchmark with its own words, stay as they
@@ -133,12 +128,13 @@ def put(question: str | Prompt | list[int], prompt_format: str, base: Base) -> R
     if isinstance(question, Prompt):
         prompt = question
     elif prompt_format == "plain":
-        return Rendered(list(base.tokenizer(f"Question: {question}\nAnswer:").input_ids))
+        return Rendered(base.tokenizer(f"Question: {question}\nAnswer:").input_ids)
     elif prompt_format == "envelope":
         prompt = Prompt(question, THINK)
     else:
         prompt = Prompt(question)
-    return render(prompt, training_format(prompt_format), base.tokenizer, base.day)
+    in_training = prompt_format.replace("envelope", "base")             # where it has this name
+    return render(prompt, in_training, base.tokenizer, base.day)
 
 
 def fits(longest: Question, max_new: int, context: int) -> None:
@@ -207,16 +203,12 @@ class Book:
 
 def calls_of(
     questions: list[Question],          # from short to long ones
-    places: Callable,                   # places(question) of its answers
-    have: dict[tuple, dict],
+    missing: set[tuple],                # names of those of which an answer is missing
     n: int,                             # questions of a call
     run: RunDir,
 ) -> list[list[Question]]:
     """The questions of which an answer is missing, in calls; an interrupted call first, with all of its
     questions, lest other rows stand beside its missing ones than did before."""
-    def is_open(question: Question) -> bool:
-        return not have.keys() >= set(places(question))
-
     path = run.path / CALL
     began = set()
     if path.exists():
@@ -225,10 +217,10 @@ def calls_of(
     for question in questions:
         if question.name in began:
             first.append(question)
-        elif is_open(question):
+        elif question.name in missing:
             rest.append(question)
     calls = [rest[start:start + n] for start in range(0, len(rest), n)]
-    if any(map(is_open, first)):
+    if began & missing:
         calls.insert(0, first)
     return calls
 
@@ -243,31 +235,29 @@ def answer_all(
     """Every member's answers to every item: dicts as in answers.jsonl, written as they end;
     summary.comparable leaves out what the sandbox failed on. Raises UserError where a question does not fit
     the context."""
-    def places(question: Question) -> list[tuple]:
-        return [(*question.name, sample) for sample in range(args.samples)]
-
     have = {place_of(row): row for row in done}
-    questions, every_place = [], []
+    questions, places = [], []
     for item in exam.items:
         prompt = put(exam.ask(item), exam.prompt_format, population.base)
         for member in population.slots:
             questions.append(Question(item, prompt, member))
-            every_place += places(questions[-1])
+            places += [(item.bench, item.id, member, sample) for sample in range(args.samples)]
+    missing = set(places) - have.keys()
     by_length = sorted(questions, key=lambda question: len(question.prompt.ids))
     longest = by_length[-1]
     fits(longest, args.max_new, population.base.model.cfg.max_position_embeddings)
     n_tokens = len(longest.prompt.ids) + args.max_new
     n_rows = args.max_rows * max(1, CALL_TOKENS // (args.max_rows * n_tokens))
-    calls = calls_of(by_length, places, have, max(1, n_rows // args.samples), run)
-    n_missing = len(set(every_place) - have.keys())
-    with tqdm(total=n_missing, desc="answers", disable=not sys.stderr.isatty()) as bar:
+    names = {place[:-1] for place in missing}
+    calls = calls_of(by_length, names, max(1, n_rows // args.samples), run)
+    with tqdm(total=len(missing), desc="answers", disable=None) as bar:         # None: not into a file
         book = Book(run, exam.verify, args.max_rows, args.samples, have, bar)
         answer = exam.answer or answer_call
         for call in calls:
             book.begin(call)
             answer(population, call, args, exam.prompt_format, book.ended)
             book.close()
-    rows = [have[place] for place in every_place]
+    rows = [have[place] for place in places]
     n_failed = sum(row["correct"] is None for row in rows)
     n_errors = sum("grader_error" in row for row in rows)
     if n_failed or n_errors:
