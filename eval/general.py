@@ -45,9 +45,11 @@ def questions(raw: bytes, name: str) -> list[tuple[str, str]]:
         demand(len(row) == 6 and row[5].strip() in tuple(LETTERS),
                f"{damaged} (line {line}: expected a question, four choices and a letter)")
         question, *choices, letter = row
-        lines = [question]
-        lines += map("{}. {}".format, LETTERS, choices)
-        lines.append("Answer:")
+        lines = [
+            question,
+            *map("{}. {}".format, LETTERS, choices),
+            "Answer:",
+        ]
         out.append(("\n".join(lines), letter.strip()))
     return out
 
@@ -94,7 +96,7 @@ def load(
 
 def ask(item: Item, prompt_format: str, base: Base) -> list[int]:
     """Token ids of the prompt, and of what comes before the letter itself (in most vocabularies nothing)."""
-    return list(base.tokenizer(f"{item.question} {LETTERS[0]}").input_ids[:-1])
+    return base.tokenizer(f"{item.question} {LETTERS[0]}").input_ids[:-1]
 
 
 def letter_ids(tokenizer: object) -> list[int]:

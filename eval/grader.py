@@ -17,7 +17,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from infra.errors import UserError
+from infra.errors import demand
 from tasks.prompts import concluded
 
 LIMIT_S, START_S = 10.0, 120.0          # CPU time of one answer; of importing sympy on a busy machine
@@ -89,9 +89,8 @@ class Grader:
     """One process that grades in turn; replaced after an answer that it does not survive."""
 
     def __init__(self):
-        if find_spec("math_verify") is None:
-            raise UserError("mathematics is graded by math-verify, which is not here: pip install -r "
-                             "requirements-eval.txt")
+        demand(find_spec("math_verify"), "mathematics is graded by math-verify, which is not here: pip "
+               "install -r requirements-eval.txt")
         self.process = None
 
     def grade(self, text: str, gold: str, limit_s: float = LIMIT_S) -> dict:

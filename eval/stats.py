@@ -52,8 +52,7 @@ def bootstrap(
     for _ in range(20):
         drawn = rng.multinomial(n, counts / n, size=500)                 # (500, distinct)
         means.append(drawn @ distinct / n)
-    shape = -1, *np.shape(values)[1:]
-    means = np.reshape(means, shape)                                     # (10000, ...)
+    means = np.reshape(means, (-1, *np.shape(values)[1:]))               # (10000, ...)
     interval = np.percentile(means, percentiles, axis=0)
     return np.moveaxis(interval, 0, -1)
 
@@ -81,25 +80,24 @@ def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
     S = len(differences)
     if S < FEWEST_RUNS:
         return None
-    low, high = bootstrap(differences, widened(S)).tolist()
-    return low, high
+    interval = bootstrap(differences, widened(S))
+    return tuple(interval.tolist())
 
 
 def sign_flip(differences: np.ndarray) -> float:
     """Two-sided p of the mean of paired differences (S,) under all 2^S sign patterns (Fisher 1935), never
     under 2 / 2^S; beyond EXACT_SIGNS seeds under 100,000 of them, one of which is the observed."""
     S = len(differences)
-    x = np.asarray(differences, float)
     if S <= EXACT_SIGNS:
         patterns = itertools.product((1, -1), repeat=S)                  # the first one is all 1
-        signs = np.reshape(list(patterns), (2 ** S, S))
+        signs = np.array(list(patterns))                                 # (2 ** S, S)
     else:
         rng = np.random.default_rng(0)
         signs = rng.choice((1, -1), size=(100_000, S))
         signs[0] = 1
-    sums = np.abs(signs @ x)
+    sums = np.abs(signs @ differences)
     least = sums[0] * (1 - 1e-12)               # a sum that is equal but for rounding counts
-    return float(np.mean(sums >= least))
+    return np.mean(sums >= least)
 
 
 def holm(p: list[float]) -> list[float]:

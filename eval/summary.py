@@ -57,13 +57,13 @@ def groups(names: Iterable[str]) -> dict[str, list[str]]:
     out = {}
     if len(members) > 1:
         out[MEAN] = members
-    by_role = {"T": [], "S": []}
+    by_role = {}
     for name in members:
         initial = name.rpartition("/")[2][0]                    # of T0, or of NAME/step_80/T0
         by_role.setdefault(initial, []).append(name)
-    if len(by_role) == 2 and all(by_role.values()):
-        for role, own in by_role.items():
-            out[f"{MEAN} {role}"] = own
+    if by_role.keys() == {"T", "S"}:
+        for role in "TS":
+            out[f"{MEAN} {role}"] = by_role[role]
     return out
 
 
@@ -96,19 +96,19 @@ def summarise(rows: list[dict], max_new: int) -> list[dict]:
                 "bench": bench,
                 "member": name,
                 "n": len(share),
-                "accuracy": float(share.mean()),
-                "interval": wilson(float(share.sum()), len(share)),
+                "accuracy": share.mean(),
+                "interval": wilson(share.sum(), len(share)),
             }
             if name != BASE and BASE in members:
                 gain = share - columns[BASE]
-                line["minus_base"] = float(gain.mean())
+                line["minus_base"] = gain.mean()
                 line["minus_base_interval"] = bootstrap(gain).tolist()
             answers = []
             for member in means.get(name, [name]):
                 answers += given[bench, member]
             spent = np.array([row["tokens"] for row in answers])
-            line["tokens"] = float(spent.mean())
-            line["cut"] = float((spent >= max_new).mean())
+            line["tokens"] = spent.mean()
+            line["cut"] = (spent >= max_new).mean()
             if "verdict" in answers[0]:
                 verdicts = [row["verdict"] for row in answers]
                 line["malformed"] = verdicts.count("malformed") / len(verdicts)
@@ -162,25 +162,23 @@ def coverage(rows: list[dict]) -> list[dict]:
         means = groups(members)
         names = means.get(f"{MEAN} S", means.get(MEAN, []))
         k = len(names)
-        if k < 2:
+        n, n_samples = next(iter(members.values())).shape
+        if not 2 <= k <= n_samples:
             continue
         right = np.stack([members[name] for name in names], axis=1)             # (questions, k, samples)
-        n = right.shape[2]
-        if n < k:
-            continue
         together = 1 - (1 - right.mean(2)).prod(1)                              # (questions,)
         alone = np.hstack([pass_curve(members[name], [k]) for name in names])   # (questions, k)
         one = alone.mean(1)
-        best = int(right.sum((0, 2)).argmax())
+        best = right.sum((0, 2)).argmax()
         out.append({
             "bench": bench,
-            "n": len(together),
+            "n": n,
             "k": k,
-            "members": float(together.mean()),
-            "one": float(one.mean()),
+            "members": together.mean(),
+            "one": one.mean(),
             "minus_one": bootstrap(together - one).tolist(),
             "best": names[best],
-            "best_one": float(alone[:, best].mean()),
+            "best_one": alone[:, best].mean(),
             "minus_best": bootstrap(together - alone[:, best]).tolist(),
         })
     return out
