@@ -130,7 +130,7 @@ def train_run(args: argparse.Namespace, directory: Path, words: list[str], due: 
 
 def run_all(args: argparse.Namespace, plan: dict) -> None:
     """Train and evaluate every run that is not yet on disk; runs.jsonl grows by each."""
-    asking = ["--base", args.base, "--device", args.device, "--workers", 1]
+    asking = ["--base", args.base, "--device", args.device]
     budgets = {}                                        # by seed: what full has spent
     for one in planned(args):
         out, due = args.out / one.run, None
@@ -201,13 +201,10 @@ def settled(args: argparse.Namespace) -> Config:
 
     every = arms_of(args.pop, args.arm)
     own = [text.partition(":")[0] for text in args.arm]
-    names = args.arms
-    if not names and not own:
-        names = ",".join(PRIMARY)
+    names = common.choose(",".join([args.arms, *own]), tuple(every), "--arms", "arm")
     args.wanted = {}
-    for name in [FULL, *common.choose(names, tuple(every), "--arms", "arm"), *own]:
-        arm = every[name]
-        args.wanted[name] = arm
+    for name in [FULL, *(names or PRIMARY)]:
+        args.wanted[name] = arm = every[name]
         resolve_config(parse_args(None, [*args.train, *arm.flags]), prompt_format)      # raises for bad flags
     return cfg
 
@@ -263,17 +260,6 @@ def train_arms(args: argparse.Namespace) -> None:
     run_all(args, plan)
 
 
-def further_pairs(contrasts: list[str], known: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The pairs of arms that --contrast names. Raises UserError."""
-    pairs = []
-    for text in contrasts:
-        pair = common.choose(text, known, "--contrast", "arm")
-        demand(len(pair) == 2,
-               f"--contrast {text}: give two arms with a comma between, as in spread,one")
-        pairs.append(tuple(pair))
-    return pairs
-
-
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises UserError for what the user can mend."""
     args = parser().parse_args(argv)
@@ -289,7 +275,12 @@ def main(argv: list[str] | None = None) -> int:
     known = tuple(experiment.arms)
     common.choose(args.reference, known, "--reference", "arm")
     arms = common.choose(args.arms, known, "--arms", "arm") or known
-    further = further_pairs(args.contrast, known)
+    further = []
+    for text in args.contrast:
+        pair = common.choose(text, known, "--contrast", "arm")
+        demand(len(pair) == 2,
+               f"--contrast {text}: give two arms with a comma between, as in spread,one")
+        further.append(tuple(pair))
     result = measures.conclude(experiment, arms, args.reference, args.measure, args.goal, further)
     print(measures.table(result))
     return 0

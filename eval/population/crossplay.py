@@ -22,7 +22,7 @@ import numpy as np
 import selfplay
 from config import config_of_run, for_new_tasks, resolve_config
 from eval import answering, common
-from eval.population.heldout import Item, examiner, formatted, verifier_flags
+from eval.population.heldout import Item, examiner, loaded, verifier_flags
 from eval.stats import bootstrap
 from eval.summary import BASE, comparable, shares
 from evolve import Member, members_of
@@ -144,7 +144,7 @@ def summary(matrix: Matrix, steps: list[int]) -> dict:
     columns = list(matrix[BASE])
     rates = {}
     for row in rows:
-        rates[row] = {column: float(matrix[row][column].mean()) for column in columns}
+        rates[row] = {column: x.mean() for column, x in matrix[row].items()}
     behind = {}
     for column in columns:
         if column != last:
@@ -153,7 +153,7 @@ def summary(matrix: Matrix, steps: list[int]) -> dict:
     lost = {}
     for column, x in behind.items():
         interval = bootstrap(x).tolist()
-        lost[column] = dict(mean=float(x.mean()), interval=interval)
+        lost[column] = dict(mean=x.mean(), interval=interval)
     return dict(students=rows, teachers=columns, matrix=rates, forgetting=lost)
 
 
@@ -203,8 +203,8 @@ def main(argv: list[str] | None = None) -> int:
     run = RunDir(Path(args.run).expanduser(), writes=False)
     steps = run.steps()[::-args.every][::-1]
     demand(len(steps) > 1, f"{run.path}: two checkpoints are the least: train with --keep 1000 to keep all")
-    loaded = formatted(args, common.load(args))
-    bare = common.stack(loaded.base, loaded.base_hash, {})
+    last = loaded(args)
+    bare = common.stack(last.base, last.base_hash, {})
     prompt_format = bare.base.prompt_format
     items, hashes = [], {}
     with open_sandbox("auto", prompt_format, args.workers) as sandbox:

@@ -72,7 +72,9 @@ def main(argv: list[str] | None = None) -> int:
     demand(name and seed.isdigit(),
            f"--arm {args.arm}: give NAME:SEED, the arm of the tables and the seed of the run")
     share = args.tokens / len(args.runs)
-    parts = [(path, nearest(path, share)) for path in args.runs]
+    parts = []
+    for path in args.runs:
+        parts.append((path, nearest(path, share)))
     each = [[part] for part in parts]                   # each run is a record,
     if args.cross:
         each = [parts]                                  # or all are the parents of one
@@ -81,9 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     arm = runs.Arm(flags, 1 / n, n, args.cross)
     plan = plan_of(args)
     runs.write_plan(args.out, plan, {name: arm})
-    words = ["--workers", 1]
-    if args.base:
-        words += ["--base", args.base]          # else heldout reads it in the adapters
+    words = ["--base", args.base]               # where it is "", heldout reads it in the adapters
     names = runs.runs_of(name, arm, int(seed))
     for run, own in zip(names, each):
         record = runs.examined(args.out / run, own, args.cross, plan, words)

@@ -52,7 +52,7 @@ def is_seen(bench: str, id: str) -> bool:
 
 
 @functools.cache
-def draw(family: str, split: str, per_size: int = PER_SIZE) -> tuple[Item, ...]:
+def draw(family: str, split: str, per_size: int) -> tuple[Item, ...]:
     """Held-out tasks of a family in one split, the sizes in turn, no program twice in a size. Fewer per_size
     are the first ones of more."""
     row, sizes = FAMILIES[family]
@@ -131,8 +131,9 @@ def verifier_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(max_rows=None)
 
 
-def formatted(args: argparse.Namespace, population: common.Population) -> common.Population:
-    """The population with --prompt-format or the run's; sets args.max_new and .max_rows."""
+def loaded(args: argparse.Namespace) -> common.Population:
+    """As common.load, with --prompt-format or the run's; sets args.max_new and .max_rows."""
+    population = common.load(args)
     base = population.base
     prompt_format = args.prompt_format or common.of_run(args, "prompt_format") or base.prompt_format
     preset = PRESETS[prompt_format]
@@ -141,8 +142,8 @@ def formatted(args: argparse.Namespace, population: common.Population) -> common
         longest = MAX_NEW_TOKENS
     args.max_new = args.max_new or longest
     args.max_rows = args.max_rows or preset["rollout_batch"]
-    base = dataclasses.replace(base, prompt_format=prompt_format)
-    return dataclasses.replace(population, base=base)
+    population.base = dataclasses.replace(base, prompt_format=prompt_format)
+    return population
 
 
 def counted(rows: list[dict]) -> list[dict]:
@@ -184,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
         default += f"-{args.split}"
     if args.temperature:
         default += f"-t{args.temperature:g}"
-    population = formatted(args, common.load(args))
+    population = loaded(args)
     prompt_format = population.base.prompt_format
     with open_sandbox("auto", prompt_format, args.workers) as sandbox:
         families = asked_families(args, prompt_format)

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 import statistics
+from collections.abc import Iterable
 from operator import itemgetter
 
 import numpy as np
@@ -35,7 +36,7 @@ def area(x: np.ndarray, y: np.ndarray) -> float:
     grid = np.append(x[x < 1], 1.0)
     height = np.interp(grid, x, y)
     means = (height[1:] + height[:-1]) / 2
-    return float(np.sum(np.diff(grid) * means))
+    return np.sum(np.diff(grid) * means)
 
 
 def first_at(x: np.ndarray, y: np.ndarray, height: float) -> float:
@@ -44,7 +45,7 @@ def first_at(x: np.ndarray, y: np.ndarray, height: float) -> float:
     if not len(reached):
         return 1.0
     around = slice(max(0, reached[0] - 1), reached[0] + 1)
-    return min(1.0, float(np.interp(height, y[around], x[around])))
+    return min(1.0, np.interp(height, y[around], x[around]))
 
 
 def measured(records: list[dict], due: float, goal: float, types: list[str]) -> dict[str, float]:
@@ -88,7 +89,7 @@ def covered_by(records: list[dict], best: dict, types: list[str]) -> dict[str, f
     return dict(coverage=mean_of(coverage), repeated=mean_of(repeated))
 
 
-def collected(experiment: Experiment, arms: list[str], goal: float) -> tuple[Values, dict]:
+def collected(experiment: Experiment, arms: Iterable[str], goal: float) -> tuple[Values, dict]:
     """The values, and (arm, seed) -> records. Raises UserError where a budget was missed."""
     values, records = {}, {}
     for arm, seed in itertools.product(arms, experiment.seeds):
@@ -139,14 +140,14 @@ def manipulation(pairs: list[tuple[dict, dict]], varied: str) -> dict:
     tested: False where that hardly differed. pairings: matches of one step and teacher with another student,
     and all such matches; 0 of 0 where the runs began with other members."""
     births = list(map(births_that_can_help, zip(*pairs)))               # of one arm, and of the other
-    differ = n = 0
+    same = n = 0
     for one, other in pairs:
         if one["pairings"][0].keys() != other["pairings"][0].keys():
             continue
         for mine, theirs in zip(one["pairings"], other["pairings"]):
-            teachers = mine.keys() & theirs.keys()
-            n += len(teachers)
-            differ += sum(mine[teacher] != theirs[teacher] for teacher in teachers)
+            n += len(mine.keys() & theirs.keys())
+            same += len(mine.items() & theirs.items())          # teachers with the same student
+    differ = n - same
     share = dict(matching=differ / max(1, n), evolution=max(map(Births.share, births)))
     tested = not varied or share[varied] >= TESTED[varied]
     return dict(pairings=(differ, n), births=births, tested=tested)
@@ -170,11 +171,20 @@ def contrast(values: Values, one: str, other: str, measure: str, against: str = 
         "one": one,
         "other": other,
         "seeds": list(differences),
-        "difference": float(x.mean()),
+        "difference": x.mean(),
         "by_seed": x.tolist(),
         "interval": interval_of_runs(x),
         "p": sign_flip(x),
     }
+
+
+def contrasts(values: Values, pairs: Iterable[tuple], measure: str, against: str = "") -> list[dict]:
+    """The contrasts of these pairs of arms, but of those that have no seed in common."""
+    lines = []
+    for one, other in pairs:
+        if line := contrast(values, one, other, measure, against):
+            lines.append(line)
+    return lines
 
 
 def verdict(line: dict) -> str:
@@ -185,9 +195,9 @@ def verdict(line: dict) -> str:
         return "not tested"
     low, high = line["interval"]
     is_small = -EFFECT <= low and high <= EFFECT
-    if line["p_holm"] >= LEVEL and is_small:
-        return "level"
     if line["p_holm"] >= LEVEL:
+        if is_small:
+            return "level"
         return "cannot tell"
     side = "behind"
     if line["difference"] > 0:
@@ -226,7 +236,7 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
     nothing when the run is over. `copied`: the reference's `end` minus that of each arm in which the student
     that is best on validation has been copied over all others, so that its accuracy is the mean."""
     wanted = dict.fromkeys([reference, *arms, *itertools.chain(*further)])
-    values, records = collected(experiment, list(wanted), goal)
+    values, records = collected(experiment, wanted, goal)
     every_name = dict.fromkeys(itertools.chain(*values.values()))
     names = [name for name in every_name if known(values, name)]
     demand(measure in names, f"--measure {measure}: these runs have {', '.join(names) or 'none'}")
@@ -235,10 +245,7 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
     means, n_seeds = means_of(values, [*names, "steps"])
 
     pairs = [(reference, arm) for arm in arms if arm != reference]
-    lines = []
-    for one, other in dict.fromkeys([*pairs, *further]):
-        if line := contrast(values, one, other, measure):
-            lines.append(line)
+    lines = contrasts(values, dict.fromkeys([*pairs, *further]), measure)
     for line, p_holm in zip(lines, holm([line["p"] for line in lines])):
         one, other = line["one"], line["other"]
         first_runs = []
@@ -248,6 +255,9 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
         line["check"] = manipulation(first_runs, varied)
         line["p_holm"] = p_holm
         line["verdict"] = verdict(line)
+    copied = []
+    if measure == "end":
+        copied = contrasts(values, [(reference, arm) for arm in means], "end", "deployed")
     return {
         "commits": experiment.plan["commit"],
         "seeds": experiment.seeds,
@@ -257,18 +267,8 @@ def conclude(experiment: Experiment, arms: list[str], reference: str, measure: s
         "means": means,
         "n_seeds": n_seeds,
         "contrasts": lines,
-        "copied": copied(values, reference, measure),
+        "copied": copied,
     }
-
-
-def copied(values: Values, reference: str, measure: str) -> list[dict]:
-    """The reference's `end` minus that of each arm with its best student copied over all others."""
-    lines = []
-    if measure == "end":
-        for arm in dict.fromkeys(arm for arm, _ in values):
-            if line := contrast(values, reference, arm, "end", "deployed"):
-                lines.append(line)
-    return lines
 
 
 # ---- the tables --------------------------------------------------------------------------------------------

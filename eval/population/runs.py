@@ -128,10 +128,10 @@ def heights(
     return statistics.fmean(means), max(worst)
 
 
-def probes_of(metrics: list[dict], done: list[int], types: list[str]) -> list[list]:
+def probes_of(metrics: list[dict], spent_before: list[int], types: list[str]) -> list[list]:
     """[spent before, students' mean, worst type of the best student] of every probe."""
     out = []
-    for before, row in zip([0, *done], metrics):
+    for before, row in zip(spent_before, metrics):
         if not row.get("heldout_greedy"):
             continue
         by_type = dict(row["heldout_by_type"])
@@ -153,8 +153,10 @@ def births_of(metrics: list[dict], genealogy: list[dict]) -> list[list]:
         for row in metrics:
             if row["step"] <= birth["step"]:
                 accuracy = row.get("heldout_greedy") or accuracy
-        names = [parent["name"] for parent in birth["parents"]]
-        known = [accuracy[name] for name in names if name in accuracy]
+        known = []
+        for parent in birth["parents"]:
+            if parent["name"] in accuracy:
+                known.append(accuracy[parent["name"]])
         victim = birth["victim"]["name"]
         out.append([birth["step"], max(known, default=None), accuracy.get(victim)])
     return out
@@ -254,7 +256,7 @@ def answered(
     """Task type -> member -> task -> value(whether each answer is right), once these adapters have answered a
     split's tasks, in `place`."""
     own = ["--adapters", *adapters, "--split", split, "--bench", ",".join(plan["asked"]),
-           "--limit", plan["limit"], "--out", place, *words]
+           "--limit", plan["limit"], "--out", place, "--workers", 1, *words]
     heldout.main(list(map(str, own)))
     fresh = []
     for row in comparable(RunDir(place, writes=False).rows("answers.jsonl")):
@@ -269,15 +271,12 @@ def record_of(
     types: list[str],                   # those played
 ) -> dict:
     """What logs and accuracies say of a run."""
-    done, probes = [], []
-    before = 0
+    done, probes = [0], []
     for path, step in parts:                    # parents spend one after the other
         metrics = logged(path, step)
-        own = spent(metrics)
-        for at, mean, worst in probes_of(metrics, own, types):
-            probes.append([before + at, mean, worst])
-        done += [before + tokens for tokens in own]
-        before = done[-1]
+        own = [done[-1] + tokens for tokens in spent(metrics)]
+        probes += probes_of(metrics, [done[-1], *own], types)
+        done += own
     pairings = {row["step"]: {} for row in metrics}
     for match in logged(path, step, "matches.jsonl"):
         pairings[match["step"]][match["teacher"]] = match["student"]
@@ -291,7 +290,7 @@ def record_of(
         "commit": env["commit"],
         "source": env.get("source"),
         "made": [made_by(path) for path, _ in parts],
-        "spent": done,
+        "spent": done[1:],
         "probes": probes,
         "accuracy": accuracy,
         "births": births_of(metrics, logged(path, step, "genealogy.jsonl")),
