@@ -24,7 +24,7 @@ from config import config_of_run, for_new_tasks, resolve_config
 from eval import answering, common
 from eval.population.heldout import Item, examiner, loaded, verifier_flags
 from eval.stats import bootstrap
-from eval.summary import BASE, comparable, shares
+from eval.summary import comparable, shares
 from evolve import Member, members_of
 from infra.distributed import Ranks
 from infra.errors import demand
@@ -65,12 +65,10 @@ def new_tasks(
     n: int,
 ) -> list[Task]:
     """n new valid tasks of a checkpoint's teachers in turn, the same in every call."""
-    archives = []
-    for at in (step, run.steps()[-1]):
-        _, state = members_at(run, at)
-        archives.append(archive_at(run, state))
-    archive, whole = archives
-    archive.keys |= whole.keys                      # none of them is in the run
+    _, state = members_at(run, step)
+    _, last = members_at(run, run.steps()[-1])
+    archive = archive_at(run, state)
+    archive.keys |= archive_at(run, last).keys      # none of them is in the run
     teachers = members_of(members, "teacher")
     written = {teacher.name: [] for teacher in teachers}
     for anew in range(ANEW, ANEW + ROUNDS):
@@ -91,29 +89,29 @@ def new_tasks(
 def opened_setup(
     args: argparse.Namespace,
     run: RunDir,
-    bare: common.Population,
+    population: common.Population,      # a generation
     sandbox: Sandbox,
 ) -> Setup:
-    """The Setup in which teachers propose as they did in the run. It has no adapters yet: each generation
-    brings its own."""
-    prompt_format = bare.base.prompt_format
+    """The Setup in which its teachers propose as they did in the run."""
+    base = population.base
     given = config_of_run(run.config(), run.path)
     cfg = for_new_tasks(given, device=args.device, rollout_batch=args.max_rows)
-    cfg = resolve_config(cfg, prompt_format)
+    cfg = resolve_config(cfg, base.prompt_format)
     return Setup(
         cfg=cfg,
-        base=bare.base,
-        adapters=None,
+        base=base,
+        adapters=population.adapters,
         ranks=Ranks.join(cfg.device),
         sandbox=sandbox,
-        limits=Limits.of_run(cfg, prompt_format, bare.base.tokenizer),
+        limits=Limits.of_run(cfg, base.prompt_format, base.tokenizer),
     )
 
 
 # ---- what their answers say --------------------------------------------------------------------------------
 
 def cells(rows: list[dict]) -> Matrix:
-    """Student generation (or "base") -> teacher generation -> mean solve rate of students by task (n,)."""
+    """Student generation (or "base") -> teacher generation -> mean solve rate of students by task (n,), all
+    in the order of the rows."""
     by_generation = []
     for row in rows:
         student = row["member"].partition("/")[0]
@@ -121,8 +119,7 @@ def cells(rows: list[dict]) -> Matrix:
     out = {}
     for bench, members in shares(by_generation).items():
         for member, rates in members.items():
-            in_order = [rates[number] for number in sorted(rates, key=int)]
-            out.setdefault(member, {})[bench] = np.array(in_order)
+            out.setdefault(member, {})[bench] = np.array(list(rates.values()))
     return out
 
 
@@ -137,16 +134,15 @@ def forgetting(matrix: Matrix, column: str, last: str, earlier: list[str]) -> np
     return behind
 
 
-def summary(matrix: Matrix, steps: list[int]) -> dict:
-    """Solve rates, and forgetting with 95% intervals per earlier column and over all of these."""
-    rows = [BASE, *map(str, steps)]
-    _, *earlier, last = rows
-    columns = list(matrix[BASE])
+def summary(matrix: Matrix) -> dict:
+    """Solve rates, and forgetting with 95% intervals per earlier column and over all of these. The matrix has
+    the base's row first, and then the students' from the first step to the last."""
+    _, *earlier, last = matrix
     rates = {}
-    for row in rows:
-        rates[row] = {column: x.mean() for column, x in matrix[row].items()}
+    for row, by_column in matrix.items():
+        rates[row] = {column: x.mean() for column, x in by_column.items()}
     behind = {}
-    for column in columns:
+    for column in matrix[last]:
         if column != last:
             behind[column] = forgetting(matrix, column, last, earlier)
     behind["all"] = np.concatenate(list(behind.values()))
@@ -154,7 +150,7 @@ def summary(matrix: Matrix, steps: list[int]) -> dict:
     for column, x in behind.items():
         interval = bootstrap(x).tolist()
         lost[column] = dict(mean=x.mean(), interval=interval)
-    return dict(students=rows, teachers=columns, matrix=rates, forgetting=lost)
+    return dict(students=list(matrix), teachers=list(matrix[last]), matrix=rates, forgetting=lost)
 
 
 def table(result: dict) -> str:
@@ -208,12 +204,11 @@ def main(argv: list[str] | None = None) -> int:
     prompt_format = bare.base.prompt_format
     items, hashes = [], {}
     with open_sandbox("auto", prompt_format, args.workers) as sandbox:
-        setup = opened_setup(args, run, bare, sandbox)
         for step in steps:
             population, members = generation(run, bare, step)
             for name, sha in population.hashes.items():
                 bare.hashes[f"{step}/{name}"] = sha
-            setup = dataclasses.replace(setup, adapters=population.adapters)
+            setup = opened_setup(args, run, population, sandbox)
             tasks = new_tasks(run, setup, members, step, args.tasks)
             for number, task in enumerate(tasks):
                 items.append(Item(str(step), str(number), task))
@@ -231,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
             population, members = generation(run, bare, step)
             population.slots = {f"{step}/{m.name}": m.slot for m in members_of(members, "student")}
             rows += answering.answer_all(population, exam, args, out, done)
-    result = summary(cells(comparable(rows)), steps)
+    result = summary(cells(comparable(rows)))
     head = {
         "run": str(run.path),
         "temperature": args.temperature,
