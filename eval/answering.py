@@ -168,9 +168,9 @@ class Book:
         self.call = call
         self.run.write_json(CALL, [question.name for question in call])
 
-    def ended(self, numbers: list[int], given: list[dict]) -> None:
+    def ended(self, given: dict[int, dict]) -> None:
         """What `answer_call` says: answers of the call, by number; perhaps none, for time passes."""
-        for number, more in zip(numbers, given):
+        for number, more in given.items():
             place, sample = divmod(number, self.n_samples)
             question = self.call[place]
             bench, id, member = question.name
@@ -273,8 +273,8 @@ def answer_call(
     prompt_format: str,
     ended: Callable,
 ) -> None:
-    """Answers questions by one call of `generate`, --samples rows each. As they end, they go by number to
-    ended([number], [dict(tokens, text)]), which is also called while none ends."""
+    """Answers questions by one call of `generate`, --samples rows each. As they end, they go to
+    ended({number: dict(tokens, text)}), which is also called while none ends."""
     base = population.base
     prompts, slots, keys = [], [], []
     for question in call:
@@ -287,14 +287,14 @@ def answer_call(
     sampling = SamplingParams(args.samples, args.temperature, args.max_new, args.max_rows, closing)
 
     def watch(rollout: Rollout, numbers: list[int]) -> None:
-        given = []
+        given = {}
         if numbers:
             part = rollout.select(torch.tensor(numbers, device=rollout.ids.device))
             texts = decode_answers(part.answers(base.eos_ids), base.tokenizer, special=False)
-            for text, tokens in zip(texts, part.n_tokens.tolist()):
+            for number, text, tokens in zip(numbers, texts, part.n_tokens.tolist()):
                 if prompt_format == "plain":        # a base goes on to ask itself
                     text = text.partition("\nQuestion:")[0]
-                given.append(dict(tokens=tokens, text=text))
-        ended(numbers, given)
+                given[number] = dict(tokens=tokens, text=text)
+        ended(given)
 
     generate(base, population.adapters, Prompts(prompts, slots, keys), sampling, ALONE, watch)

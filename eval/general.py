@@ -15,6 +15,7 @@ import csv
 import io
 import re
 import tarfile
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def questions(raw: bytes, name: str) -> list[tuple[str, str]]:
 
 def unpack(path: Path, raw: bytes) -> dict[str, dict[str, bytes]]:
     """Split -> subject -> CSV file, of the published archive. Raises UserError for a damaged one."""
-    files = {"dev": {}, "val": {}, "test": {}}
+    files = defaultdict(dict)
     with explained(f"{path} cannot be read: remove it, and it is fetched again",
                    (tarfile.TarError, EOFError, OSError, ValueError)):
         with tarfile.open(fileobj=io.BytesIO(raw)) as tar:
@@ -144,13 +145,13 @@ def likeliest(
 ) -> None:
     """As answering.answer_call, but the answer is the likeliest letter."""
     for start in range(0, len(call), args.max_rows):
-        part = call[start:start + args.max_rows]
-        answers = []
-        for logp in letter_logps(population, part).tolist():
+        logps = letter_logps(population, call[start:start + args.max_rows])
+        answers = {}
+        for number, logp in enumerate(logps.tolist(), start):
             best = logp.index(max(logp))
             digits = [round(x, 4) for x in logp]
-            answers.append(dict(tokens=0, text=LETTERS[best], logp=digits))
-        ended(range(start, start + len(part)), answers)
+            answers[number] = dict(tokens=0, text=LETTERS[best], logp=digits)
+        ended(answers)
 
 
 def verify(

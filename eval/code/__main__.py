@@ -104,8 +104,8 @@ def verify(
     for problem, text in answers:
         programs.append((made[problem], program(problem, text, prompt_format)))
     rows = []
-    for row, (_, code) in zip(suites.verify(sandbox, programs), programs):
-        rows.append(dict(correct=row["plus"], **row, program=code))
+    for row in suites.verify(sandbox, programs):
+        rows.append(dict(correct=row["plus"], **row))
     return rows
 
 
@@ -115,7 +115,7 @@ def both(rows: list[dict]) -> list[dict]:
     for row in rows:
         if row["bench"].endswith("+"):
             bench = row["bench"].removesuffix("+")
-            by_base.append(row | dict(bench=bench, correct=row.get("base", False)))
+            by_base.append(row | dict(bench=bench, correct=row["base"]))
     return by_base + rows
 
 

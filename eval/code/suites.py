@@ -283,24 +283,24 @@ def failure(suite: Suite, numbers: range, verdict: Verdict) -> str:
 
 
 def verify(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
-    """Verdicts of programs: whether the base tests and all tests are passed (None: the sandbox failed), and
-    the first reason why not. The first chunk of every program runs, then the second of those still right, and
-    so on."""
+    """Verdicts of programs: whether the base tests and all tests are passed (None: the sandbox failed), the
+    first reason why not, and the program. The first chunk of every program runs, then the second of those
+    still right, and so on."""
     rows, alive = [], []                # alive: programs that are right so far, with their rows
     for suite, program in answers:
-        rows.append(dict(base=False, plus=False, why="no program"))
+        rows.append(dict(base=False, plus=False, why="no program", program=program))
         if program:
-            alive.append((suite, program, rows[-1]))
+            alive.append((suite, rows[-1]))
     for turn in itertools.count():
         if not alive:
             return rows
         jobs = []
-        for suite, program, _ in alive:
+        for suite, row in alive:
             numbers, cpu_s = suite.chunks[turn]
             inputs = suite.inputs[numbers.start:numbers.stop]
-            jobs.append(job(suite.problem, program, inputs, cpu_s))
+            jobs.append(job(suite.problem, row["program"], inputs, cpu_s))
         still = []
-        for (suite, program, row), verdict in zip(alive, sandbox.run(jobs)):
+        for (suite, row), verdict in zip(alive, sandbox.run(jobs)):
             numbers, _ = suite.chunks[turn]
             row["why"] = failure(suite, numbers, verdict)
             if row["why"] == FAILED:
@@ -310,5 +310,5 @@ def verify(sandbox: Sandbox, answers: list[tuple[Suite, str]]) -> list[dict]:
             row["base"] = numbers.stop >= suite.n_base
             row["plus"] = numbers.stop == len(suite.inputs)
             if not row["plus"]:
-                still.append((suite, program, row))
+                still.append((suite, row))
         alive = still
