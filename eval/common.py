@@ -164,19 +164,20 @@ def peft_directories(given: list[Path]) -> dict[str, Path]:
 
 def stack(base: Base, base_hash: str, directories: dict[str, Path]) -> Population:
     """Base and PEFT adapters, stacked. Raises UserError for damaged ones, other bases, several shapes."""
-    population = Population(base, None, {}, {}, base_hash)
+    adapters = None
+    slots, hashes = {}, {}
     for slot, (name, path) in enumerate(directories.items()):
-        if population.adapters is None:
+        if adapters is None:
             config, _, factors = read_peft(path)        # whose names say which layers: a pattern may not
             device = base.model.embedding.device
-            population.adapters = Adapters.on(base.model, len(directories), config["r"],
-                                              config["lora_alpha"], set(factors), device)
-        load_peft(population.adapters, slot, path, base_hash)
+            adapters = Adapters.on(base.model, len(directories), config["r"], config["lora_alpha"],
+                                   set(factors), device)
+        load_peft(adapters, slot, path, base_hash)
         weights = (path / "adapter_model.safetensors").read_bytes()
-        population.hashes[name] = hashlib.sha256(weights).hexdigest()
-        population.slots[name] = slot
-    population.slots[BASE] = -1
-    return population
+        hashes[name] = hashlib.sha256(weights).hexdigest()
+        slots[name] = slot
+    slots[BASE] = -1
+    return Population(base, adapters, slots, hashes, base_hash)
 
 
 # ---- a directory of results --------------------------------------------------------------------------------

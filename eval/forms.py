@@ -173,8 +173,7 @@ def of_list(parts: list[str]) -> Forms:
 
 def of_equation(text: str) -> Forms:
     """Forms of left = right; a function's or variable's name may be left out."""
-    left, _, right = text.partition("=")
-    left, right = left.strip(), right.strip()
+    left, right = map(str.strip, text.split("=", 1))
     last = rf"{left} - \left({right}\right) = 0"
     if re.fullmatch(r"\w(?:_\{[^{}]*\}|_\w)?(?:\(\w\))?", left):
         last = right

@@ -117,7 +117,7 @@ def ask_all(
     """That directory, and everybody's answers to tasks, asked and judged as in training."""
     prompt_format = population.base.prompt_format
     out, done = common.open_out(args, population, f"task {prompt_format}", hashes, name)
-    lines = [json.dumps(dataclasses.asdict(item)) for item in items]
+    lines = map(json.dumps, map(dataclasses.asdict, items))
     (out.path / "items.jsonl").write_text("\n".join(lines))
     exam = answering.Exam(items, *examiner(sandbox, prompt_format), prompt_format)
     return out, answering.answer_all(population, exam, args, out, done)

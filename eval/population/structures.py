@@ -70,8 +70,8 @@ def described(path: Path, every: int) -> list[dict]:
     for number, rows in sorted(windows.items()):
         first = number * every
         steps = f"{first} to {first + every - 1}"
-        line = dict(run=path.name, steps=steps) | window(rows, seen)
-        lines.append(line | dict(heldout=heldout.get(number)))
+        measured = window(rows, seen)
+        lines.append(dict(run=path.name, steps=steps, **measured, heldout=heldout.get(number)))
     return lines
 
 
