@@ -86,6 +86,9 @@ def load(args: argparse.Namespace, sets: tuple[str, ...], make: Callable) -> tup
         end = len(items) + (args.limit or sys.maxsize)
         for known in FILES[name]:
             path, raw, hashes[known["file"]] = read(name, known, args.data)
+            # Without a row nothing would be wrong with it, and a self-test would pass.
+            demand(raw, f"{path}, which is empty, is not the published file: remove it, and it is fetched "
+                   "again")
             for number, line in enumerate(io.BytesIO(raw)):
                 if len(items) == end:
                     break

@@ -228,7 +228,7 @@ def test_published_formats(tmp_path, capsys, bench, row, gold):
 
 
 @pytest.mark.parametrize("content, complaint", [
-    (b"{\"problem\": \"Q\"", "line 1.*JSONDecodeError"), (b"[1]\n", "line 1"), (b"{\"text\": \"Q\"}\n", "no answer"),
+    (b"", "which is empty"), (b"{\"problem\": \"Q\"", "line 1.*JSONDecodeError"), (b"[1]\n", "line 1"), (b"{\"text\": \"Q\"}\n", "no answer"),
     (b"{\"problem\": \"Q\", \"answer\": \"1\"}\n\xff\xfe{}\n", "line 2")])
 def test_damaged_files_are_named(tmp_path, content, complaint):
     (tmp_path / "aime24.jsonl").write_bytes(content)
