@@ -22,8 +22,8 @@ from run.checkpoint import RunDir
 
 def nearest(directory: Path, tokens: float) -> int:
     """The checkpoint of a run at which it had spent most nearly so many tokens; else raises UserError."""
-    steps = RunDir(directory, writes=False).steps()
-    steps = list(filter(None, steps))                   # at 0 nothing was spent
+    run = RunDir(directory, writes=False)
+    steps = list(filter(None, run.steps()))             # at 0 nothing was spent
     demand(steps, f"{directory}: no checkpoint there; give a run's directory, out/NAME")
     done = runs.spent(runs.logged(directory))
     return min(steps, key=lambda step: abs(done[step - 1] - tokens))

@@ -165,15 +165,6 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def asked_families(args: argparse.Namespace, prompt_format: str) -> list[str]:
-    """Those of --bench, or all that the prompt format can ask. Raises UserError."""
-    families = common.choose(args.bench, tuple(FAMILIES))
-    is_micro = prompt_format == "micro"
-    demand(is_micro or "math" not in families, "--bench math: its questions are written in the micro prompt "
-           f"format, and this base speaks the {prompt_format} format")
-    return families or [name for name in ROWS.values() if is_micro or name != "math"]
-
-
 def main(argv: list[str] | None = None) -> int:
     """The command line. Raises UserError for what the user can mend."""
     args = parser().parse_args(argv)
@@ -187,8 +178,12 @@ def main(argv: list[str] | None = None) -> int:
         default += f"-t{args.temperature:g}"
     population = loaded(args)
     prompt_format = population.base.prompt_format
+    is_micro = prompt_format == "micro"
+    families = common.choose(args.bench, tuple(FAMILIES))
+    demand(is_micro or "math" not in families, "--bench math: its questions are written in the micro prompt "
+           f"format, and this base speaks the {prompt_format} format")
+    families = families or [name for name in ROWS.values() if is_micro or name != "math"]
     with open_sandbox("auto", prompt_format, args.workers) as sandbox:
-        families = asked_families(args, prompt_format)
         items = items_of(families, args.split, args.limit)
         hashes = {}
         for name in families:           # of the first tasks: a larger --limit can go on from a smaller
