@@ -74,7 +74,7 @@ def with_means(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     if BASE in columns:
         out = {BASE: columns[BASE]} | columns
     for mean, names in groups(columns).items():
-        own = [columns[name] for name in names]
+        own = list(map(columns.get, names))
         out[mean] = np.mean(own, axis=0)
     return out
 

@@ -234,9 +234,8 @@ def examined(
     with open(f"{out}.log", "a") as log, contextlib.redirect_stdout(log):
         for split in heldout.SPLITS:
             place = out / f"heldout-{split}"
-            accuracy[split] = {}
-            for kind, right in answered(adapters, split, plan, place, words).items():
-                accuracy[split][kind] = means(right)
+            right = answered(adapters, split, plan, place, words)
+            accuracy[split] = {kind: means(own) for kind, own in right.items()}
         record = record_of(parts, accuracy, plan["types"])
         if plan.get("samples"):
             own = ["--samples", plan["samples"], *words]
