@@ -30,7 +30,7 @@ from config import Config, resolve_config
 from infra.distributed import Ranks
 from infra.precision import pick_dtype
 from model import Base
-from run.memory import ALWAYS, GENERATE, UPDATE, memory_plan, total
+from run.memory import GENERATE, UPDATE, memory_plan, peak
 from run.platform import git_commit
 
 SMI = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,power.limit"
@@ -110,7 +110,7 @@ class Card:
             tokens_per_microbatch=self.sizes.tokens_per_microbatch)
         cfg = resolve_config(cfg, "base", self.device.type)
         plan = memory_plan(cfg, self.base.model.cfg, self.dtype, self.adapters.n_members)
-        planned = total(plan, ALWAYS + uses) - plan["optimiser"]        # none is here
+        planned = peak(plan, (uses,)) - plan["optimiser"]        # none is here
         reserved = None
         if self.on_gpu:
             reserved = torch.cuda.max_memory_reserved() / 2 ** 30

@@ -65,7 +65,7 @@ PLAIN = dict(
 WAY_OUT = ("PEFT can make it plain: save_pretrained(DIR, path_initial_model_for_weight_conversion=BEFORE) "
            "after training from pissa, olora, corda or lora_ga, else peft.save_as_lora(DIR, model, RANK)")
 # Of a member's README.md: what the Hugging Face hub reads, and what people do
-HEAD = """library_name: peft
+CARD_HEAD = """library_name: peft
 pipeline_tag: text-generation
 tags:
 - lora
@@ -294,11 +294,11 @@ def model_card(adapters: Adapters, base_name: str | None, base_hash: str) -> str
     """The README.md of a member: by its head the Hugging Face hub knows the member for a LoRA of its base.
 
     The hub refuses a base_model that is no id of its own, so that a base of a directory gets no such line."""
-    head = HEAD
+    head = CARD_HEAD
     text = CARD.format(base=base_name, rank=adapters.rank, alpha=adapters.alpha, files=base_hash or "unknown")
     is_id = base_name and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base_name) and not Path(base_name).is_dir()
     if is_id:           # in quotes: without them YAML would read a name like 1e5 as a number
-        head = f'base_model: "{base_name}"\n{HEAD}- "base_model:adapter:{base_name}"\n'
+        head = f'base_model: "{base_name}"\n{CARD_HEAD}- "base_model:adapter:{base_name}"\n'
     else:
         text += NO_ID
     return f"---\n{head}---\n{text}"
