@@ -21,7 +21,7 @@ NOTES = PAGE.with_name("map-notes.md")
 def test_the_page_s_blocks_are_what_their_commands_print(capsys, monkeypatch):
     monkeypatch.chdir(PAGE.parents[1])
     blocks = re.findall(r"```sh\npython -m eval.population.ablation (.+)\n```\n\n```text\n((?:.*\n)*?)```", PAGE.read_text(encoding="utf-8"))
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     for words, block in blocks:
         ablation.main(words.split())
         assert capsys.readouterr().out.strip() == block.strip()
@@ -45,7 +45,7 @@ def unwrapped(*names: str) -> str:
 def test_the_other_arms():
     """Every row from its pack. Of every pair whose means over students stand there, and of the page's sentences, the copy of the best stands there, too."""
     rows = re.findall(r"\| (\w+) \| (\w+) \| (\S+) - (\S+) \| (\S+) \| (\S+) \((\S+) \.\. (\S+)\) \|", PAGE.read_text(encoding="utf-8"))
-    assert len(rows) == 57
+    assert len(rows) == 71
     for ground, measure, one, other, *numbers in rows:
         of = dict(copied="end").get(measure, measure)
         result = concluded(ground, one, other, of)
@@ -173,7 +173,7 @@ def test_predictions_that_failed():
              "cannot tell; `copy` behind `singles` on two hills", ", ".join(map(str, singles_twelve)), births("rates", "pbt"),
              f"{over(rates, 'litter', 'pbt')}, {over(first_eight('rates', 'end'), 'litter', 'pbt')}", f"{len([child for *_, child in trials_of_litters() if child is None])} of {len(trials_of_litters())}",
              f"{np.mean(sampled_of_litters()['coverage']) - np.mean(sampled_of_litters()['anybody']):+.3f}".replace("0.", "."), over(rates, "selection-singles", "singles"),
-             f"{concluded('speedrun', 'litter', 'full', 'end')['contrasts'][0]['difference']:+.3f}".replace("0.", ".")]
+             *[f"{concluded(ground, 'litter', 'full', 'end')['contrasts'][0]['difference']:+.3f}".replace("0.", ".") for ground in ("speedrun", "hills3")]]
     table = (PAGE.parent / "plans.md").read_text(encoding="utf-8").partition("## Predictions that failed")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (?:\w+|tenth, eleventh) \| .+ \| (.+) \|$", table, re.M)
     assert rows[1:] == found and "single-long" not in again
@@ -366,10 +366,12 @@ def test_selection_without_a_population():
     assert f"(.{np.mean(ends) * 100:.0f}, .{np.mean(alike) * 100:.0f})" in page
 
 
-def test_litters_with_the_presets():
-    """What the notes say of births, trials and members on the speedrun's ground."""
+@pytest.mark.parametrize("ground", ["speedrun", "hills3"])
+def test_litters_of_four(ground):
+    """What the notes say of births, trials and members on the speedrun's ground and on two hills."""
     page = unwrapped()
-    _, records = measures.collected(opened("speedrun"), ["litter", "full"], 0.6)
+    _, records = measures.collected(opened(ground), ["litter", "full"], 0.6)
+    assert opened(ground).plan["commit"] == ["de5322c"] and len(records) == 16
     own = {arm: {seed: record for (name, seed), (record,) in records.items() if name == arm} for arm in ("litter", "full")}
     births = {arm: measures.births_that_can_help(list(own[arm].values())) for arm in own}
     assert f"{births['litter']} births had a better parent, of `full` {births['full']}" in page
@@ -383,3 +385,20 @@ def test_litters_with_the_presets():
     difference = f"{(covered_by['litter'] - covered_by['full']).mean():+.3f} ({low:+.3f} .. {high:+.3f})"
     assert re.sub(r"\b0\.", ".", f"at least one of four solves {covered_by['litter'].mean():.3f}, of `full` {covered_by['full'].mean():.3f}: {difference}") in page
     assert not any(record["sandbox_failures"] for arm in own.values() for record in arm.values())
+
+
+def test_litters_on_two_hills_beside_four_single_runs():
+    """The map's sentences of this ground that stand in no table."""
+    page = unwrapped()
+    values, records = measures.collected(opened("hills3"), ["litter", "full", "singles", "selection-singles"], 0.6)
+    at_goal = Counter(arm for (arm, _), own in values.items() if own["deployed"] >= 0.6)
+    assert (at_goal["litter"], at_goal["full"]) == (8, 6) and "at .6 in all eight seeds, that of `full` in six" in page
+    on_the_way, at_the_end = [np.mean([values[arm, seed][measure] for seed in range(60, 68)]) for arm, measure in (("selection-singles", "end"), ("singles", "deployed"))]
+    assert f"the mean of four runs is {on_the_way:.3f}, with the best copied at the end {at_the_end:.3f}".replace("0.", ".") in page
+    covered_by = np.mean([covered_by_four(records["singles", seed], ["code_o"])[0] for seed in range(60, 68)])
+    assert f"of four single runs {covered_by:.3f}.".replace("0.", ".") in page
+    for own in records.values():
+        assert not any(record["sandbox_failures"] for record in own) and all(record["made"][0]["started"] for record in own)
+    for seed in range(60, 68):
+        copied = records["selection-singles", seed][0]["copied"]
+        assert len(copied) == 3 and {line["rate"] for line in copied} == {2e-3}
