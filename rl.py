@@ -57,6 +57,12 @@ def no_case(name: str, cfg: Config, where: str) -> str:
 
 # --- advantages ---------------------------------------------------------------------------------------------
 
+def total(x: Tensor, index: Tensor) -> Tensor:
+    """The sum of x (N,) over each group (n_groups,); index (N,): the groups, numbered without gaps."""
+    n_groups = int(index.max()) + 1
+    return x.new_zeros(n_groups).index_add_(0, index, x)
+
+
 def mean_and_std(
     x: Tensor,                       # (N,) float64
     group: Tensor,                   # (N,) rows with the same number are a group
@@ -64,11 +70,10 @@ def mean_and_std(
 ) -> tuple[Tensor, Tensor]:
     """The weighted mean and the standard deviation of x in each row's group, both (N,) float64."""
     _, index = group.unique(return_inverse=True)           # the groups, numbered without gaps
-    # bincount of weights is their sum over each group, (number of groups,)
-    mass = index.bincount(weight).clamp_min(1e-12)
-    mean = index.bincount(weight * x) / mass
+    mass = total(weight.to(x.dtype), index).clamp_min(1e-12)
+    mean = total(weight * x, index) / mass
     mean = mean[index]                                     # back to (N,)
-    var = index.bincount(weight * (x - mean) ** 2) / mass
+    var = total(weight * (x - mean) ** 2, index) / mass
     return mean, var[index].sqrt()
 
 
@@ -128,8 +133,8 @@ def token_weight(rollout: Rollout, cfg: Config = DEFAULT) -> Tensor:
     if cfg.token_weight == "constant":
         return 1.0 / (rows * cfg.max_new_tokens)
     assert cfg.token_weight == "member", no_case("token_weight", cfg, "rl.token_weight")
-    tokens = index.bincount(rollout.n_tokens)              # of each member, float64
-    return 1.0 / tokens[index].float()
+    tokens = total(rollout.n_tokens, index)                # of each member
+    return 1.0 / tokens[index]
 
 
 # --- loss ---------------------------------------------------------------------------------------------------
