@@ -34,7 +34,7 @@ from tasks.prompts import Prompt, show
 from tasks.rendering import decode_answers, render
 from tasks.validation import Limits
 from trueskill_lite import RATINGS
-from verifier import Job, PortableVerifier, Sandbox, Verdict
+from verifier import Job, Verdict, Verifier
 
 # Phases: the third number of a random key, (seed, step, phase, member, index). Nothing draws with UPDATE: the
 # name keeps the numbers of those after it.
@@ -53,7 +53,7 @@ class Setup:
     base: Base                      # frozen, with its tokenizer
     adapters: Adapters              # all members', stacked
     ranks: Ranks                    # the processes of the run
-    sandbox: Sandbox | PortableVerifier | None      # process 0 only
+    sandbox: Verifier | None      # process 0 only
     limits: Limits                  # what a program and its values may be like
     base_hash: str = ""             # SHA-256 of the base's files, which members' files name
     shows_bars: bool = False        # whether the phases have progress bars

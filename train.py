@@ -49,7 +49,7 @@ from run.startup import flags_of_run, hash_base, keep_date, open_run, populate, 
 from run.terminal import first_of_each, format_task, print_safely
 from selfplay import ProposalRecord, Setup
 from trueskill_lite import RATINGS, child_rating
-from verifier import PortableVerifier, Sandbox, open_sandbox
+from verifier import Verifier, open_sandbox
 
 # Whether a run may end after the step with this line of metrics.jsonl; None = not before its last step
 Enough = Callable[[dict], bool] | None
@@ -424,7 +424,7 @@ def train_and_save(setup: Setup, state: State, run: RunDir, enough: Enough) -> N
         signals.restore()
 
 
-def sandbox_of(cfg: Config, ranks: Ranks) -> Sandbox | PortableVerifier | contextlib.nullcontext:
+def sandbox_of(cfg: Config, ranks: Ranks) -> Verifier | contextlib.nullcontext:
     """The verifier, in process 0 alone: its verdicts are told to the others."""
     if ranks.rank > 0:
         return contextlib.nullcontext()

@@ -133,7 +133,7 @@ def put(question: str | Prompt | list[int], prompt_format: str, base: Base) -> R
         prompt = Prompt(question, THINK)
     else:
         prompt = Prompt(question)
-    in_training = prompt_format.replace("envelope", "base")             # where it has this name
+    in_training = "base" if prompt_format == "envelope" else prompt_format      # the envelope's name there
     return render(prompt, in_training, base.tokenizer, base.day)
 
 

@@ -1,5 +1,6 @@
 """What a run needs of the operating system: signals, a clock, and a description of the machine."""
 import dataclasses
+import datetime
 import hashlib
 import os
 import platform
@@ -116,9 +117,9 @@ def environment(cfg: Config, ranks: Ranks, sandbox: Verifier) -> dict:
     flags = {}
     for f in dataclasses.fields(cfg):
         flags[f.name] = [usual[f.name], f.metadata["help"]]
-    now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+    now = datetime.datetime.now(datetime.timezone.utc)
     return dict(
-        started=now,
+        started=now.isoformat(timespec="seconds"),
         commit=git_commit() or "unknown",
         source=source_hash(),
         python=platform.python_version(),
