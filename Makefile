@@ -39,7 +39,7 @@ setup: .venv/.installed
 # A minute. The presets take 30 steps and ask twice as many held-out tasks.
 DEMO := --steps 19 --probe-every 6 --n-heldout 60
 demo: setup
-	$(BIN)/torchrun --standalone train.py --pop 8 $(DEMO)
+	$(BIN)/python train.py --pop 8 $(DEMO)
 	$(BIN)/python -m report $$(ls -td out/*/ | head -n 1)
 
 # Layout, unused names, order of imports: the settings stand in pyproject.toml.

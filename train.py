@@ -1,9 +1,9 @@
 """PopuLoRA: a population of LoRA adapters on one frozen base teaches itself Python by self-play.
 
-    torchrun --standalone train.py --pop 8                          # bundled micro base, minutes on a laptop
+    python train.py --pop 8                                         # bundled micro base, minutes on a laptop
     python train.py --single                                        # AZR: one adapter in both roles
     python train.py --base Qwen/Qwen2.5-Coder-7B --pop 8 --device cuda      # the paper's, not tried here
-    torchrun --standalone --nproc_per_node=2 train.py --name two    # rows dealt out to two processes
+    torchrun --local-addr=127.0.0.1 --nproc_per_node=2 train.py --name two  # rows dealt out to two processes
     python train.py --resume out/two                                # go on where it was cut off
     python train.py --base Qwen/Qwen2.5-Coder-7B --plan             # would it fit? memory by use
     python train.py --show 3                                        # print three tasks a step with attempts

@@ -140,7 +140,7 @@ def test_links_lead_somewhere(page):
 def test_flags_exist(page):
     """A flag alone in backticks is one of train.py, or is in the source of a program that the same page starts."""
     text = page.read_text(encoding="utf-8")
-    known = {config.spelled(f.name) for f in dataclasses.fields(config.Config)} | {"--help"}
+    known = {config.spelled(f.name) for f in dataclasses.fields(config.Config)} | {"--help", "--local-addr"}
     for path in filter(None, map(source_of, {*re.findall(r"python -m ([\w.]+)", text), "verifier"})):
         for file in {path, *(path.parent.glob("*.py") if path.parent != ROOT else ())}:
             known |= {*re.findall(r"--[a-z][\w-]*", file.read_text(encoding="utf-8"))}

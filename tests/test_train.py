@@ -225,7 +225,7 @@ def test_two_processes(run, micro_base, tmp_path):
     """torchrun over gloo trains the same population: the same proposals, the same update up to rounding."""
     flags = dict(steps=1, temperature=0.05, probe_every=1, evolve="none", dtype="float32")
     alone, both = run(**flags), tmp_path / "run"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc_per_node=2"]
     done = subprocess.run([*torchrun, "train.py", *words(**TINY | dict(base=micro_base, out=tmp_path) | flags)], cwd=ROOT,
                           capture_output=True, text=True, timeout=180, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr

@@ -173,7 +173,7 @@ def test_a_patient_process_leaves_at_the_end_of_a_step_alone():
 @pytest.mark.slow
 def test_ctrl_c_under_torchrun(micro_base, tmp_path):
     """One line of ours and a whole checkpoint. The one traceback is torchrun's own, without a file of ours in it."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py",
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc_per_node=2", "train.py",
                *words(base=micro_base, out=tmp_path, **SIZES | dict(steps=40, epochs=2, save_every=50))]
     process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     assert any(row.split()[:1] == ["0"] for row in process.stdout)

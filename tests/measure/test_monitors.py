@@ -162,7 +162,7 @@ def test_a_base_that_cannot_do_it_is_told_in_a_run(tmp_path, capsys):
 def test_all_processes_halt_together(micro_base, tmp_path):
     """Under torchrun, whose own exit code is 1 for any of a process; each says 3, and the checkpoint is whole."""
     alarmed = 'import runpy\nfrom measure import monitors\nmonitors.LIKENESS = -1\nrunpy.run_path("train.py", run_name="__main__")'
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python", sys.executable,
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc_per_node=2", "--no-python", sys.executable,
                            "-c", alarmed, *words(**TINY, base=micro_base, out=tmp_path, name="run", halt_on="collapse")],
                           cwd=Path(train.__file__).parent, capture_output=True, text=True, timeout=280, env=os.environ | dict(OMP_NUM_THREADS="1"))
     assert done.returncode == 1 and done.stderr.count("halted by --halt-on") == 1 and "exitcode  : 3" in done.stderr, done.stderr
