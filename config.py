@@ -16,7 +16,6 @@ from operators import OPERATORS, n_children
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES
 from tasks.prompts import FORMATS, template
-from tasks.proof import load
 from trueskill_lite import RATINGS
 
 # Flags with several values, which the command line and config.json write with commas between them
@@ -96,7 +95,6 @@ class Config:
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)", within=(0, 1000))
     seed_tasks: str = flag("", "JSON lines of tasks to start the archive from; default: each type's example")
     tasks: str = flag("", "no teacher writes: tasks of a file (JSON lines), or micro: fresh random programs")
-    theory: str = flag("prop.mm", "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
     dedupe: str = flag("structural", "what repeats the archive, so is refused",
                        ("structural", "exact", "off"))
     verifier: str = flag("auto", "fork: Linux's walls; portable: an interpreter, for the micro format alone; "
@@ -481,8 +479,6 @@ def check_tasks(cfg: Config) -> None:
     for kind in cfg.task_types:
         for phase in ("propose", "solve"):
             template(kind, cfg.prompt_format, phase)        # which raises UserError where there is none
-    if "proof" in cfg.task_types:
-        load(cfg.theory)                                    # which raises UserError for a bad theory
     demand(cfg.tasks != "micro" or set(cfg.task_types) <= {"code_o", "code_i"},
            "--tasks micro draws code_o and code_i: give these as --task-types, or a file of tasks")
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,

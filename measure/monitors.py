@@ -21,7 +21,7 @@ INTERVAL = 1.96             # forgetting: standard errors of held-out accuracy b
 VIOLATIONS = 1              # escape: programs in 5 steps that the sandbox ended for a forbidden system call
 MISSHAPEN = 0.95            # format: share of the latest proposals, or of the answers, that could not be read
 # Reasons of proposals that are not in the demanded format.
-UNREADABLE = ("no_program", "no_input", "few_inputs", "no_question", "no_proof", "syntax")
+UNREADABLE = ("no_program", "no_input", "few_inputs", "no_question", "syntax")
 # What to turn where rewards are all equal: of a role, or within every group.
 WAYS_OUT = dict(
     teacher="lower --lr-teacher if proposals were better before, else raise --temperature or "

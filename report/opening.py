@@ -17,8 +17,7 @@ KINDS = dict(
     code_i="input tasks",
     code_f="functions to find",
     math="word problems",
-    logic="logic puzzles",
-    proof="proofs")
+    logic="logic puzzles")
 MARKS = "Circle: born, cross: replaced. Shaded: 95% intervals. Dotted: the frozen base"
 CAPTION = (f"One line a student. To <i>think</i> is to show reasoning before the answer. {MARKS}, the model "
            "without any adapter. Every probe asks the same tasks.")

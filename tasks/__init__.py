@@ -12,19 +12,18 @@ from tasks.base import Proposal, RunJobs, Task, TaskType, text_of
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
 from tasks.math import Math
-from tasks.proof import Proof
 from tasks.validation import Limits
 
 TASK_TYPES: dict[str, TaskType] = {
-    kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic(), Proof())}
+    kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic())}
 IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
 FRESH = "micro"                 # in place of a file: random programs (selfplay.deal)
 
 
 def read_tasks(path: str | Path) -> list[Proposal]:
     """Proposals from JSON lines {"kind", "program", "input" or "inputs", "message"}, for math {"kind",
-    "question", "program"}, for logic {"kind", "constraints"}, for proof {"kind", "theorem", perhaps
-    "theory"}; or a run's tasks.jsonl. Raises UserError naming file or line and what is wrong with it."""
+    "question", "program"}, for logic {"kind",
+    "constraints"}; or a run's tasks.jsonl. Raises UserError naming file or line and what is wrong with it."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -60,12 +60,6 @@ between the brackets of a call. The function is short and deterministic, and doe
 blocks like those above and nothing else.
 """
 EXAMPLE = "Example about {topic}:\n\n```input\n{opening}"
-METAMATH = """This is a Metamath database. A proof is a list of labels, read from left to right with a \
-stack. The label of a variable or of a hypothesis is put on the stack. The label of an assertion takes \
-from the stack what its variables stand for, in the order of the database, and then its hypotheses ($e), \
-and puts there what it says of them. At the end the theorem alone is left.
-
-""" + fenced("metamath", "{theory}")
 # Tasks of code that are shown solved.
 LONG_WORDS = """def f(words, n):
     kept = []
@@ -166,22 +160,7 @@ and nothing else.
                    "a = False\nb = True\nc = True"),
             Solved(dict(constraints="p != q\nq and r"),
                    "q and r are both True, and p differs from q, so it is False.",
-                   "p = False\nq = True\nr = True"))),
-    "proof": Template(
-        opening="```metamath\n",
-        propose=METAMATH + """Here are examples of theorems with their proofs:
-
-{examples}
-
-Write one new theorem {topic}, whose proof cites {cited}: hypotheses ($e) if it has any, the statement \
-($p) and the proof. The proof cites labels of the database and of its own hypotheses alone. The theorem \
-is not in the database, and no single label proves it. Another programmer will see the theorem alone and \
-must find a proof. Write one block like those above and nothing else.
-""",
-        solve=METAMATH + "Here is a theorem with its proof, which stands between `$=` and `$.`:\n\n"
-              + fenced("metamath", "{example}") + "Prove this theorem:\n\n"
-              + fenced("metamath", "{statement}"),
-        give="the proof, its labels alone", example="")}
+                   "p = False\nq = True\nr = True")))}
 # No form of the block: whatever stands in its place, such as VALUE, is copied.
 FINAL = "{t.solve}Think in a few short lines. Then write a block named `{{tag}}` with {t.give}.\n"
 AT_ONCE = "{t.solve}Give {t.give}.\n"

@@ -24,8 +24,7 @@ REASONS = frozenset(
     "control_text not_literal input_too_long message_too_long value_range prompt_too_long duplicate "
     "error timeout killed exit violation crash malformed_result nondeterministic sandbox_failure "
     "unsupported not_finite output_too_long "
-    "no_question not_a_number inexact not_logic variables no_model several_models "
-    "no_proof unproved unused_hypothesis trivial other_theory".split())
+    "no_question not_a_number inexact not_logic variables no_model several_models".split())
 IMPORTS = frozenset("math itertools functools collections string re heapq bisect operator copy fractions "
                     "decimal statistics typing dataclasses".split())
 # id and hash: hash(None) is an address, the same in every process of one machine and another on the next.
@@ -66,7 +65,6 @@ class Limits:
     max_items: float = math.inf         # longest string or container in inputs and outputs
     reject_constant: bool = False       # refuse programs that overwrite every parameter before reading it
     compact: bool = False               # values are displayed without spaces
-    theory: str = "prop.mm"             # proof: the database, bundled or a path
     control: re.Pattern = CONTROL       # what a text that students see may not hold
 
     @classmethod
@@ -82,7 +80,7 @@ class Limits:
     def of_run(cls, cfg: object, prompt_format: str, tokenizer: object) -> "Limits":
         """Those of a run: its prompt format's and tokenizer's, or what its flags (config.Config) say."""
         usual = cls.for_format(prompt_format)
-        return replace(usual, theory=cfg.theory, control=control_of(tokenizer))
+        return replace(usual, control=control_of(tokenizer))
 
 
 def check_program(source: str, limits: Limits) -> None:
