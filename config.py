@@ -152,8 +152,7 @@ class Config:
                       ("auto", "float32", "bfloat16", "int8"))
     rollout_batch: int = flag(None, "rows that decode together; 0, a card's default: all", within=FROM_0)
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", within=FROM_1)
-    plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not; "
-                      "with --device also how long the run takes, by a trial of a minute")
+    plan: bool = flag(False, "only print the memory plan of these flags; exit code 0 if it fits, 2 if not")
 
 
 # Where each group of --help begins: its first field, and its title.

@@ -18,7 +18,7 @@ import torch
 import evolve
 from config import Config
 from evolve import ROLES, Member, members_of, plays
-from generate import Prompts, Rollout, SamplingParams, Watch, generate
+from generate import Prompts, Rollout, SamplingParams, generate
 from infra.distributed import Ranks
 from infra.errors import UserError, number_from
 from lora import Adapters
@@ -57,7 +57,6 @@ class Setup:
     limits: Limits                  # what a program and its values may be like
     base_hash: str = ""             # SHA-256 of the base's files, which members' files name
     shows_bars: bool = False        # whether the phases have progress bars
-    watch: Watch | None = None      # sees every rollout grow
 
 
 @dataclass
@@ -192,7 +191,7 @@ def ask(
     desc = TITLES.get(phase, "") if s.shows_bars else ""
     sampling = SamplingParams(n, temperature, cfg.max_new_tokens, cfg.rollout_batch, closing, desc)
     ids = [rendered.ids for rendered in asked]
-    rollout = generate(base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks, s.watch)
+    rollout = generate(base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks)
     texts = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
     for row, text in enumerate(texts):
         texts[row] = asked[row // n].opening + text

@@ -43,7 +43,6 @@ from measure.metrics import HEADER, StepRecord, line, measures, summary
 from measure.monitors import EXIT_HALTED, Halted, Monitors
 from measure.probes import probe
 from run.checkpoint import RunDir, State, differing, init_state, restore, save, task_rows
-from run.duration import Forecast
 from run.platform import Interrupted, Signals, Stopwatch, environment
 from run.startup import flags_of_run, hash_base, keep_date, open_run, populate, prepare, show_plan
 from run.terminal import first_of_each, format_task, print_safely
@@ -59,7 +58,6 @@ Enough = Callable[[dict], bool] | None
 class Observers:
     """Who looks at every step's line of metrics.jsonl."""
     monitors: Monitors              # for alarms
-    forecast: Forecast              # for when the run will end
     enough: Enough                  # for whether it may end now
 
 
@@ -69,7 +67,7 @@ def train(setup: Setup, state: State, run: RunDir, signals: Signals, enough: Eno
     """Steps up to cfg.steps or enough(row). Interrupted leaves the state as before the step."""
     cfg, adapters = setup.cfg, setup.adapters
     desc = "update" if setup.shows_bars else ""     # title of a progress bar
-    observers = Observers(Monitors(run.rows("metrics.jsonl") if run.writes else ()), Forecast(setup), enough)
+    observers = Observers(Monitors(run.rows("metrics.jsonl") if run.writes else ()), enough)
     while state.step < cfg.steps:
         step, clock = state.step, Stopwatch()
 
@@ -154,7 +152,7 @@ def conclude(
     row["births"] = [birth["child"] for birth in logs["genealogy"] if birth["child"]]
     row["tokens_generated"] = state.totals["generated"]         # once more: litters have added to it
     row["seconds"] = clock.seconds
-    tell(run, logs, notes + observers.forecast.look(state, row), cfg.show)
+    tell(run, logs, notes, cfg.show)
     if state.step % cfg.save_every == 0:
         save(run, state, setup)
     # it is asked after the last step, too: callers also use it to look at every row

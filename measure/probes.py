@@ -11,10 +11,16 @@ from dataclasses import dataclass, field
 import selfplay
 from config import Config
 from evolve import ROLES, Member, members_of
-from run.duration import probe_due
 from selfplay import BASE_RATE, PROBE, Attempts, ProposalRecord, Setup, attempt, make_rng, mean, solve_rate
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import reasoning
+
+def probe_due(cfg: Config, step: int) -> bool:
+    """Whether a step has a probe: every --probe-every steps, and the last one."""
+    if not cfg.probe_every:
+        return False
+    return step % cfg.probe_every == 0 or step == cfg.steps - 1
+
 
 FROZEN_BASE = "base"                # its name among the members
 

@@ -21,7 +21,6 @@ from model import Base
 from rl import Adam
 from run.checkpoint import State, founders, init_state, restore
 from run.directory import LOGS, RunDir
-from run.duration import told, trial
 from run.memory import fitted, plan_table
 from selfplay import Setup
 from tasks import FRESH, read_given
@@ -172,22 +171,7 @@ def show_plan(cfg: Config) -> int:
     print(estimate.table)
     if not estimate.fits:
         return 2
-    if cfg.device != "auto" and not absent:             # asked for this machine, by name
-        print(try_out(cfg, ranks))
     return 0
-
-
-def try_out(cfg: Config, ranks: Ranks) -> str:
-    """How long a run takes, by a trial of its first step. Nothing is written."""
-    cfg, base = prepare(cfg, ranks)
-    cfg, base = keep_date(cfg, base, "", ranks)
-    with open_sandbox(cfg.verifier, cfg.prompt_format) as sandbox:
-        setup, adam = populate(cfg, base, ranks, sandbox)
-        state = init_state(setup, adam)
-        found = trial(setup, state)
-    whole = found.until_end(setup.cfg, 0)
-    return (f"by a trial a step takes {told(found.step)}, a probe {told(found.probe)}: {cfg.steps} steps "
-            f"{whole:,.0f} s, {whole / 3600:.1f} hours")
 
 
 def populate(cfg: Config, base: Base, ranks: Ranks,
