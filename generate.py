@@ -8,6 +8,8 @@
 A prompt is run once for all answers to it. A token lies in the cache slot of its position: no padding. On a
 CUDA card the cache is paged and a step works in place: one CUDA graph holds it while the batch has its size.
 """
+import contextlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
@@ -18,9 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from attention import KVCache, PagedCache, paged_kernel
-from infra.distributed import ALONE, Ranks
-from infra.errors import UserError
-from infra.gpu import CUDAGraphRunner, send
+from common import ALONE, Ranks, demand, send
 from lora import Adapters, AdapterWeights, Route
 from model import Base, closing_table
 
@@ -279,6 +279,62 @@ class DecodeBatch:
         return lambda: self.step(route)
 
 
+@dataclass
+class CUDAGraphRunner:
+    """A step that is called over and over, as a CUDA graph where that works: one launch, not a thousand.
+
+    The third call is recorded and from then on replayed. All recordings share one pool of memory, so a graph
+    may not be replayed any more once another has been recorded. A step that cannot be recorded runs as it is;
+    so do all later ones, unless only memory was short.
+    """
+    can_record = True                       # this and what follows up to `stream`: of all runners together
+    pool = None                             # torch.cuda.MemPool
+    stream = None                           # on which graphs are recorded
+    step: Callable[[], None]
+    as_graph: bool
+    n_calls: int = 0
+
+    def __call__(self) -> None:
+        self.n_calls += 1
+        if self.as_graph and self.n_calls == 3 and CUDAGraphRunner.can_record:
+            self.record()                   # not earlier: the first calls load kernels, no recording may
+        self.step()
+
+    def record(self) -> None:
+        """Make the step a replay of its recording, which computes nothing."""
+        cls = CUDAGraphRunner
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()            # a private pool cannot use what the common one keeps
+        try:
+            if cls.pool is None:
+                cls.pool, cls.stream = torch.cuda.MemPool(), torch.cuda.Stream()
+            self.step = capture(self.step, cls.pool, cls.stream).replay
+        except RuntimeError as e:
+            cls.can_record = isinstance(e, torch.OutOfMemoryError)
+            print(f"note: decoding without a CUDA graph, as none could be recorded: {e}", file=sys.stderr)
+
+
+def capture(
+    step: Callable[[], None],
+    pool: "torch.cuda.MemPool",
+    stream: "torch.cuda.Stream",
+) -> "torch.cuda.CUDAGraph":
+    """A graph of what `step` launches. Raises the first error, not the one of ending a failed recording."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):                     # torch.cuda.graph would stay on it on failure
+        graph.capture_begin(pool.id, capture_error_mode="thread_local")         # NCCL's thread may go on
+        try:
+            step()
+            graph.capture_end()
+        except RuntimeError:
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            with contextlib.suppress(RuntimeError):     # else all that follows is allocated in the pool
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.id)
+            raise
+    return graph
+
+
 # Is shown the rows so far, and the numbers of those that have ended since it was called last
 Watch = Callable[[Rollout, list[int]], None]
 
@@ -358,12 +414,8 @@ def generate(
     longest = max(map(len, prompts.ids))
     new = sampling.max_new_tokens
     n = sampling.n
-    if longest + new > context:
-        fix = "shorten the prompt"
-        if longest < context:
-            fix = f"lower --max-new-tokens to at most {context - longest}"
-        raise UserError(f"a prompt of {longest} tokens and an answer of {new} exceed the base's context of "
-                        f"{context}: {fix}")
+    demand(longest + new <= context, f"a prompt of {longest} tokens and an answer of {new} exceed the base's context "
+           f"of {context}: lower --max-new-tokens, or shorten the prompt")
     assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
     assert watch is None or ranks.world == 1
     # Each process takes every world-th prompt; all of them gather the rows, and put them into order.

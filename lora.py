@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infra.errors import demand
-from infra.gpu import send
+from common import demand
+from common import send
 
 # The linear layers of a block that can carry adapters, by the names that Hugging Face gives them
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -44,9 +44,6 @@ def name_of(path: str) -> str:
 class Adapters:
     """P members' float32 master factors, stacked per layer; `A[path]` (P, R, in), `B[path]` (P, out, R).
 
-    Of a large population few play in a step. Where it is `offloaded`, all masters lie in the host's memory,
-    and A and B hold copies of the k members that to_device named last, (k, R, in) and (k, out, R).
-    `here` (k,) says who they are, in ascending order; write_back brings home what a step has changed.
     """
 
     def __init__(
@@ -56,25 +53,17 @@ class Adapters:
         rank: int,
         alpha: float,
         device: torch.device | str = "cpu",
-        offloaded: bool = False,
     ):
         self.n_members = n_members
         self.rank = rank
         self.alpha = alpha
         self.scale = alpha / rank
         self.device = torch.device(device)
-        self.offloaded = offloaded
-        home = torch.device("cpu") if offloaded else self.device
-        zeros = partial(torch.zeros, device=home, requires_grad=not offloaded)
-        self.masters, self.A, self.B = {}, {}, {}
+        zeros = partial(torch.zeros, device=self.device, requires_grad=True)
+        self.A, self.B = {}, {}
         for path, (n_in, n_out) in shapes.items():
-            A = zeros(n_members, rank, n_in)
-            B = zeros(n_members, n_out, rank)
-            self.masters[path] = A, B
-            self.A[path] = A                            # the same tensors, unless they are offloaded
-            self.B[path] = B
-        self.here = torch.arange(n_members)
-        self.to_device([])
+            self.A[path] = zeros(n_members, rank, n_in)
+            self.B[path] = zeros(n_members, n_out, rank)
 
     @classmethod
     def on(
@@ -85,53 +74,26 @@ class Adapters:
         alpha: float,
         targets: Iterable[str] = TARGETS,
         device: torch.device | str = "cpu",
-        offloaded: bool = False,
     ) -> "Adapters":
         """Adapters for a model's linear layers whose last name, or whole path, is in targets."""
         shapes = {}
         for path, layer in model.linears().items():
             if path in targets or name_of(path) in targets:
                 shapes[path] = (layer.in_features, layer.out_features)
-        return cls(shapes, n_members, rank, alpha, device, offloaded)
+        return cls(shapes, n_members, rank, alpha, device)
 
     def parameters(self) -> list[Tensor]:
-        """All stacked factors on the device, in one fixed order: A then B of each layer."""
+        """All stacked factors, in one fixed order: A then B of each layer."""
         factors = []
         for path in self.A:
             factors += [self.A[path], self.B[path]]
         return factors
 
-    def to_device(self, members: Iterable[int]) -> None:
-        """Put copies of these members' masters on the device, in place of those there, where all are not."""
-        if not self.offloaded:
-            return
-        self.here = torch.tensor(sorted(set(members)), dtype=torch.int64)
-        for path, (A, B) in self.masters.items():
-            self.A[path] = A[self.here].to(self.device).requires_grad_()
-            self.B[path] = B[self.here].to(self.device).requires_grad_()
-
-    def rows(self, members: Tensor) -> Tensor:
-        """Where these members (n,), all of them on the device, stand in A and B."""
-        if not self.offloaded:
-            return members
-        here = self.here.to(members.device)
-        assert torch.isin(members, here).all(), "Adapters.to_device must name who plays in a step"
-        return torch.searchsorted(here, members)
-
-    @torch.no_grad()
-    def write_back(self, members: Tensor) -> None:
-        """What a step made of these members' (n,) factors on the device is what they are from now on."""
-        if self.offloaded:
-            home = members.cpu()                        # rows of the masters
-            rows = self.rows(members)                   # rows on the device
-            for path, (A, B) in self.masters.items():
-                A[home] = self.A[path][rows].cpu()
-                B[home] = self.B[path][rows].cpu()
-
     @torch.no_grad()
     def init_member(self, slot: int, gen: torch.Generator) -> None:
         """Fresh member: A Kaiming-uniform (as PEFT), B zero, so that it equals the base bit for bit."""
-        for A, B in self.masters.values():
+        for path in self.A:
+            A, B = self.A[path], self.B[path]
             bound = 1 / math.sqrt(A.shape[2])           # kaiming_uniform_(a=sqrt(5)) on (R, in)
             drawn = torch.empty(A.shape[1:]).uniform_(-bound, bound, generator=gen)     # alike on all devices
             A[slot].copy_(drawn)
@@ -140,8 +102,8 @@ class Adapters:
     def factors(self, slot: int) -> Factors:
         """A copy of a member's factors, detached."""
         copied = {}
-        for path, (A, B) in self.masters.items():
-            copied[path] = A[slot].detach().clone(), B[slot].detach().clone()
+        for path in self.A:
+            copied[path] = self.A[path][slot].detach().clone(), self.B[path][slot].detach().clone()
         return copied
 
     @torch.no_grad()
@@ -158,9 +120,8 @@ class Adapters:
             demand(A.isfinite().all() and B.isfinite().all(),
                    f"adapter {path} holds numbers that are not finite: take an earlier one")
         for path, (A, B) in factors.items():
-            own_a, own_b = self.masters[path]
-            own_a[slot].copy_(A)
-            own_b[slot].copy_(B)
+            self.A[path][slot].copy_(A)
+            self.B[path][slot].copy_(B)
 
     def route(self, member: Tensor, dtype: torch.dtype) -> "Route | None":
         """What a Model takes as `lora` for rows of members (B,) int64, -1 = bare base; None if all are."""
@@ -191,8 +152,7 @@ class AdapterWeights:
         member = self.member
         self.device = self.adapters.device
         self.present = member[member >= 0].unique()     # where `member` is: on the CPU no GPU is waited for
-        rows = self.adapters.rows(self.present)
-        self.rows = send(rows, self.device)             # (k,) where these members stand in the factors
+        self.rows = send(self.present, self.device)     # (k,) where these members stand in the factors
         self.made = {}                                  # of layers on one input: what `for_layers` returns
         self.copies = []                                # (factor, copy of these members' part)
 

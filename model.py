@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attention import Cache, Pages, additive, attend
-from infra.precision import linear
 
 # Adds the adapters of each row's member: (paths, sizes, x, y) -> y of layers that share an input (lora.Route)
 Lora = Callable[[tuple[str, ...], list[int], Tensor, Tensor], Tensor]
@@ -58,11 +57,6 @@ class Linear(nn.Linear):
     def __init__(self, path: str, n_in: int, n_out: int, bias: bool = False):
         super().__init__(n_in, n_out, bias=bias)
         self.path = path
-        self.scale = None                       # (out,) of a weight in int8
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs (..., out) of inputs (..., in)."""
-        return linear(x, self.weight, self.scale, self.bias)
 
 
 class FusedLinear:
@@ -77,13 +71,12 @@ class FusedLinear:
         self.sizes = [layer.out_features for layer in layers]
         # of all layers, one below the other, once they are fused
         self.weight = None                      # (sum of sizes, in)
-        self.scale = None                       # (sum of sizes,)
         self.bias = None                        # (sum of sizes,)
 
     @torch.no_grad()
     def fuse(self) -> None:
         """Copy the layers' frozen weights into one tensor, of which they become views: after loading."""
-        for name in ("weight", "scale", "bias"):
+        for name in ("weight", "bias"):
             parts = [getattr(layer, name) for layer in self.layers]
             if parts[0] is None:
                 continue
@@ -95,7 +88,7 @@ class FusedLinear:
     def __call__(self, x: Tensor, lora: Lora | None = None) -> Tensor:
         """The layers' outputs (B, T, sum of sizes), side by side; before `fuse` computed one by one."""
         if self.weight is not None:
-            y = linear(x, self.weight, self.scale, self.bias)
+            y = F.linear(x, self.weight, self.bias)
         else:
             y = torch.cat([layer(x) for layer in self.layers], -1)
         if lora is None:

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 import torch
 
 import evolve
+from common import Ranks, UserError, number_from
 from config import Config
-from evolve import ROLES, Member, members_of, plays
+from evolve import ROLES, Member, members_of
 from generate import Prompts, Rollout, SamplingParams, generate
-from infra.distributed import Ranks
-from infra.errors import UserError, number_from
 from lora import Adapters
 from micro.programs import fresh_program
 from model import Base
@@ -33,17 +32,15 @@ from tasks.base import UNJUDGED, Proposal, Reject, Task
 from tasks.prompts import Prompt, show
 from tasks.rendering import decode_answers, render
 from tasks.validation import Limits
-from trueskill_lite import RATINGS
+from trueskill_lite import TrueSkill
 from verifier import Job, Verdict, Verifier
 
 # Phases: the third number of a random key, (seed, step, phase, member, index). Nothing draws with UPDATE: the
 # name keeps the numbers of those after it.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE_RATE, INIT = range(8)
 TITLES = {PROPOSE: "propose", SOLVE: "solve"}                   # of phases with a progress bar
-N_TRIAL = 24                    # tasks that the children of a --litter and their victim attempt
-N_PROBED = 32                   # members of a role that a probe asks, at most: all that the device must hold
-PAID = {"correct", "wrong", "malformed"}        # verdicts in STUDENT_REWARDS; a violation is paid as wrong
 MATCHING_FLOOR = 0.1            # share of the uniform distribution in matching: exploration
+RATINGS = TrueSkill()
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Setup:
     base: Base                      # frozen, with its tokenizer
     adapters: Adapters              # all members', stacked
     ranks: Ranks                    # the processes of the run
-    sandbox: Verifier | None      # process 0 only
+    sandbox: Verifier | None        # process 0 only
     limits: Limits                  # what a program and its values may be like
     base_hash: str = ""             # SHA-256 of the base's files, which members' files name
     shows_bars: bool = False        # whether the phases have progress bars
@@ -162,7 +159,7 @@ def solve_rate(verdicts: list[str]) -> float | None:
 
 def fits(s: Setup, prompt: Prompt) -> bool:
     """Whether a prompt and an answer of cfg.max_new_tokens tokens fit the base's context."""
-    rendered = render(prompt, s.base.prompt_format, s.base.tokenizer, s.base.day)
+    rendered = render(prompt, s.base.prompt_format, s.base.tokenizer)
     return len(rendered.ids) + s.cfg.max_new_tokens <= s.base.model.cfg.max_position_embeddings
 
 
@@ -181,7 +178,7 @@ def ask(
     if temperature is None:
         temperature = cfg.temperature
     # from here on by row: answer j to prompt i is row i * n + j
-    asked = [render(prompt, base.prompt_format, base.tokenizer, base.day) for prompt in prompts]
+    asked = [render(prompt, base.prompt_format, base.tokenizer) for prompt in prompts]
     keys = []                           # what each row's draws depend on
     for row in range(n * len(prompts)):
         # numpy takes no negative number into a key: 1 more of the slot, as the base's is -1, and of the step
@@ -259,19 +256,14 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
 # --- match --------------------------------------------------------------------------------------------------
 
 def match(s: Setup, members: list[Member], step: int) -> Pairs:
-    """The pairs of a step: every teacher, or cfg.matches of them, draws a student by what the ratings predict
-    of a match between them."""
-    system = RATINGS[s.cfg.rating]()    # TrueSkill or Elo
+    """The pairs of a step: every teacher draws a student by what the ratings predict of a match between them."""
     return evolve.match(
         members_of(members, "teacher"),
         members_of(members, "student"),
-        lambda teacher, student: system.p_win(student.rating, teacher.rating),
+        lambda teacher, student: RATINGS.p_win(student.rating, teacher.rating),
         s.cfg.matching,
         MATCHING_FLOOR,
-        make_rng(s.cfg.seed, step, MATCH),
-        step,
-        s.cfg.matches,
-    )
+        make_rng(s.cfg.seed, step, MATCH))
 
 
 # --- propose and verify -------------------------------------------------------------------------------------
@@ -292,34 +284,19 @@ def prompt_teacher(
         few_shot = few_shot[:-1]
 
 
-def types_met(s: Setup, teacher: Member, pairs: Pairs) -> list[str]:
-    """The task types that a teacher plays and at least one of the students that it meets plays, too."""
-    met = [student for other, student in pairs if other is teacher]
-    types = []
-    for kind in s.cfg.task_types:
-        if plays(teacher, kind) and any(plays(student, kind) for student in met):
-            types.append(kind)
-    return types
-
-
 def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
     """What stands for the teachers' proposals with --tasks: as many tasks as they would write, from the file
-    or from fresh programs."""
-    # A task's number says which it is, so that runs of one seed learn from the same tasks.
+    or from fresh programs. A task's number says which it is: runs of one seed learn from the same tasks."""
     dealt = []
     n = s.cfg.n_prompts * s.cfg.proposals_per_prompt            # tasks of each teacher
-    n_playing = s.cfg.matches or s.cfg.teachers
     for row in range(n * len(teachers)):
-        teacher = teachers[row // n]
-        types = tuple(kind for kind in s.cfg.task_types if plays(teacher, kind))
-        number = step * n * n_playing + row                     # counts up over the whole run
+        number = step * n * len(teachers) + row                 # counts up over the whole run
         if s.cfg.tasks == FRESH:
-            kind = types[number % len(types)]
-            program, inputs = fresh_program(f"{s.cfg.seed}/fresh/{number}")
-            proposal = Proposal(kind, program, inputs)
+            kind = s.cfg.task_types[number % len(s.cfg.task_types)]
+            proposal = Proposal(kind, *fresh_program(f"{s.cfg.seed}/fresh/{number}"))
         else:
-            proposal = given_task(s.cfg.tasks, s.cfg.task_types, types, s.cfg.seed, number)
-        dealt.append(ProposalRecord(teacher, proposal.kind, row, [], proposal=proposal))
+            proposal = given_task(s.cfg.tasks, s.cfg.task_types, s.cfg.seed, number)
+        dealt.append(ProposalRecord(teachers[row // n], proposal.kind, row, [], proposal=proposal))
     return dealt
 
 
@@ -329,19 +306,17 @@ def propose(
     pairs: Pairs,
     step: int,
 ) -> tuple[Rollout | None, list[ProposalRecord]]:
-    """Every teacher of a match writes n_prompts x proposals_per_prompt proposals, in turn of the task types
-    that it and one of its students play. No rollout with --tasks, where nobody writes."""
-    by_slot = {teacher.slot: teacher for teacher, _ in pairs}           # a teacher may have several matches
-    teachers = [by_slot[slot] for slot in sorted(by_slot)]
+    """Every teacher writes n_prompts x proposals_per_prompt proposals, the task types in turn. No rollout with
+    --tasks, where nobody writes."""
+    teachers = sorted((teacher for teacher, _ in pairs), key=lambda teacher: teacher.slot)
     if s.cfg.tasks:
         return None, deal(s, teachers, step)
 
     # Every draw is keyed by the teacher, so that its prompts do not depend on who else is there.
     prompts, slots, proposed = [], [], []
     for teacher in teachers:
-        types = types_met(s, teacher, pairs)
         for i in range(s.cfg.n_prompts):
-            kind = types[(step * s.cfg.n_prompts + i) % len(types)]
+            kind = s.cfg.task_types[(step * s.cfg.n_prompts + i) % len(s.cfg.task_types)]
             rng = make_rng(s.cfg.seed, step, PROPOSE, teacher.slot, i)
             prompt, few_shot = prompt_teacher(s, archive, kind, rng)
             group = len(prompts)
@@ -422,7 +397,7 @@ def solve(
     solved = []
     for teacher, student in pairs:
         for p in proposed:
-            if p.task and p.teacher is teacher and plays(student, p.kind):
+            if p.task and p.teacher is teacher:
                 solved.append((p, student))
     if not solved:
         return [], None
@@ -435,15 +410,6 @@ def solve(
         p.attempts[student.name] = attempts.verdicts[i]
         p.answers[student.name] = attempts.texts[i * n:(i + 1) * n]
     return solved, attempts
-
-
-def solve_greedily(s: Setup, tasks: list[Task], slot: int, step: int) -> tuple[float, int]:
-    """Share of these tasks that the member in a slot solves greedily, and the tokens of its answers."""
-    s.adapters.to_device([slot])          # a newborn need not be on the device yet
-    done = attempt(s, tasks, [slot] * len(tasks), step, EVOLVE, 1, 0.0)
-    verdicts = list(itertools.chain.from_iterable(done.verdicts))
-    n_tokens = int(done.rollout.n_tokens.sum())
-    return solve_rate(verdicts) or 0.0, n_tokens
 
 
 # --- rewards ------------------------------------------------------------------------------------------------
@@ -506,9 +472,6 @@ def student_rows(s: Setup, solved: Solved, attempts: Attempts | None) -> RoleRow
     if not attempts:
         return None
     pay = STUDENT_REWARDS[s.cfg.student_reward]
-    # a misspelt verdict would be paid as wrong
-    assert pay.keys() == PAID, (f"STUDENT_REWARDS[{s.cfg.student_reward!r}] of rewards.py pays "
-                                f"{', '.join(pay)}: it has to pay {', '.join(sorted(PAID))}")
     rows = RoleRows("student", attempts.rollout, [], [], [])
     for number, ((p, _), verdicts) in enumerate(zip(solved, attempts.verdicts, strict=True)):
         for verdict in verdicts:

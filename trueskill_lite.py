@@ -1,9 +1,8 @@
 """Two-player ratings in closed form: who would win, and what a result changes.
 
->>> env = RATINGS["trueskill"]()
+>>> env = TrueSkill()
 >>> a, b = env.rate(env.new(), env.new())            # a wins: (29.396, 7.171) and (20.604, 7.171)
 
-Two systems share one protocol (new, rate, p_win, fitness), so that an ablation swaps them by name.
 TrueSkill is the two-player case of Herbrich, Minka & Graepel 2006, where message passing becomes formulas.
 """
 import math
@@ -93,39 +92,7 @@ class TrueSkill:
         return r.mu - 3.0 * r.sigma
 
 
-# --- Elo ----------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class Elo:
-    """Elo 1978: logistic, 400 points = ten to one, at most k points move per match; sigma is 0."""
-    mu0: float = 1500.0
-    k: float = 32.0
-    scale: float = 400.0
-
-    def new(self) -> Rating:
-        """Rating of a player nobody has seen."""
-        return Rating(self.mu0, 0.0)
-
-    def rate(self, winner: Rating, loser: Rating, draw: bool = False) -> tuple[Rating, Rating]:
-        """New ratings (winner, loser) after one match; the sum of the two stays the same."""
-        points = 0.5 if draw else 1.0
-        gain = self.k * (points - self.p_win(winner, loser))
-        return Rating(winner.mu + gain, 0.0), Rating(loser.mu - gain, 0.0)
-
-    def p_win(self, a: Rating, b: Rating) -> float:
-        """P(a beats b)."""
-        # tanh, as a logistic that cannot overflow
-        return 0.5 * (1.0 + math.tanh(0.5 * math.log(10.0) * (a.mu - b.mu) / self.scale))
-
-    def fitness(self, r: Rating) -> float:
-        """The rating itself."""
-        return r.mu
-
-
-RATINGS = {"trueskill": TrueSkill, "elo": Elo}
-
-
-def child_rating(env: TrueSkill | Elo, parents: list[Rating], widen: float = 0.25) -> Rating:
+def child_rating(env: TrueSkill, parents: list[Rating], widen: float = 0.25) -> Rating:
     """Rating of a newborn from its parents' Ratings, in the system `env`. mu: their mean; variance: their
     mean plus (widen * sigma of a new player)^2, at most a new player's. With a new player's own rating, of
     fitness 0, the child would be the next to be replaced."""

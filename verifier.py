@@ -24,8 +24,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from infra.command import leave, parser_of
-from infra.errors import UserError
+from common import leave, parser_of
+from common import UserError
 from sandbox import portable
 from sandbox.profiles import PROFILES
 from sandbox.scheduler import Case, Scheduler

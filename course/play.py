@@ -10,8 +10,8 @@ from itertools import count
 
 import selfplay
 from evolve import Member, members_of, plays
-from infra.command import leave, parser_of
-from infra.errors import UserError
+from common import leave, parser_of
+from common import UserError
 from run.checkpoint import State, task_rows
 from run.startup import opened
 from run.terminal import block, format_task, print_safely

@@ -21,8 +21,8 @@ from statistics import fmean
 import torch
 
 from generate import Prompts, SamplingParams, generate
-from infra.command import leave, parser_of
-from infra.errors import demand
+from common import leave, parser_of
+from common import demand
 from micro import data
 from model import Base
 from sandbox.values import encode

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.utils.rnn import pad_sequence
 
-from infra.command import leave, parser_of
+from common import leave, parser_of
 from micro import data
 from model import Model, ModelConfig
 from weights import load_model

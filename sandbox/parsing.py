@@ -5,7 +5,7 @@ import itertools
 import re
 import warnings
 
-from infra.errors import Refused, refuse_unless
+from common import Refused, refuse_unless
 
 MAX_CHARS = 8000
 MAX_BRACKETS = 24       # open brackets at once, strings and comments not counted, but f-strings

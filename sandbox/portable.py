@@ -22,7 +22,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterable
 
-from infra.errors import Refused
+from common import Refused
 from sandbox.parsing import arguments, parse
 from sandbox.values import Unsupported, encode
 

@@ -6,8 +6,8 @@ import itertools
 import random
 from pathlib import Path
 
-from infra.errors import Refused, UserError, demand
-from infra.files import json_object
+from common import Refused, UserError, demand
+from common import json_object
 from tasks.base import Proposal, RunJobs, Task, TaskType, text_of
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
@@ -67,10 +67,9 @@ def order(n: int, seed: int, lap: int) -> list[int]:
     return random.Random(f"{seed}/lap/{lap}").sample(range(n), n)
 
 
-def given_task(path: str, played: tuple[str, ...], types: tuple[str, ...], seed: int,
-               number: int) -> Proposal:
-    """A proposal: the task of this number in a run, of one of these types; drawn by the arguments alone."""
-    pool = [p for p in read_given(path, played) if p.kind in types]
+def given_task(path: str, played: tuple[str, ...], seed: int, number: int) -> Proposal:
+    """A proposal: the task of this number in a run; drawn by the arguments alone."""
+    pool = read_given(path, played)
     lap, place = divmod(number, len(pool))
     return pool[order(len(pool), seed, lap)[place]]
 

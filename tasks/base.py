@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from infra.errors import Refused, demand, refuse_unless
+from common import Refused, demand, refuse_unless
 from sandbox.parsing import MAX_CHARS
 from sandbox.values import decode
 from tasks.complexity import count_statements, digest, normalise, structural_hash

@@ -1,7 +1,7 @@
 """Tasks of code: code_o deduction, code_i abduction, code_f induction (Absolute Zero, 2505.03335)."""
 from dataclasses import replace
 
-from infra.errors import refuse_unless
+from common import refuse_unless
 from sandbox.values import decode, same
 from tasks.base import FAILED, UNJUDGED, VIOLATION, Answers, Claim, Proposal, Task, TaskType, distinct
 from tasks.complexity import binds_f, callable_as_f

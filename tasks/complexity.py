@@ -6,7 +6,7 @@ import symtable
 import warnings
 from collections.abc import Callable
 
-from infra.errors import Refused, refuse_unless
+from common import Refused, refuse_unless
 from sandbox.parsing import NUMBERS, parse, unparse
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -8,7 +8,7 @@ to the function's parameters ("x = 2" and "k = 3" in two lines). Everything else
 """
 import ast
 
-from infra.errors import Refused, refuse_unless
+from common import Refused, refuse_unless
 from sandbox.parsing import arguments, literals, unparse
 from tasks.complexity import DEFINITIONS, entry, tree_of
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from infra.errors import refuse_unless
+from common import refuse_unless
 from sandbox.parsing import unparse
 from sandbox.values import decode, encode
 from tasks.base import Proposal, Task, TaskType, text_of, texts_of

@@ -8,7 +8,7 @@ import unicodedata
 from dataclasses import replace
 from fractions import Fraction
 
-from infra.errors import Refused, refuse_unless
+from common import Refused, refuse_unless
 from sandbox.values import decode
 from tasks.base import Proposal, Task, TaskType, first_program, text_of
 from tasks.complexity import normalise

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from infra.errors import UserError
+from common import UserError
 from tasks.fences import Blocks, read_blocks
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from datetime import date
 
-from infra.errors import UserError
+from common import UserError
 from tasks.prompts import ENVELOPE, FORMATS, THINK, THOUGHT, TURN, Prompt
 
 ASKS_DATE = re.compile(r"""strftime_now\(\s*(?:format\s*=\s*)?(["'])(.*?)\1\s*\)""")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
 
-from infra.errors import Refused, refuse_unless
+from common import Refused, refuse_unless
 from sandbox.parsing import arguments
 from tasks.complexity import entry, global_names, names_in, tree_of
 from tasks.literals import value_text

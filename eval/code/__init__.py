@@ -1,1 +1,0 @@
-"""Code: `python -m eval.code`."""

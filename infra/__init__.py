@@ -1,1 +1,0 @@
-"""Below the core: errors, devices, number formats, processes."""

@@ -1,1 +1,0 @@
-"""One HTML file that tells a run; `python -m report RUN`."""
