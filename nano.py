@@ -43,7 +43,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 from tasks import TASK_TYPES, read_tasks, verify_answers
 from tasks.base import Proposal, Reject, Task
 from tasks.prompts import Prompt
-from tasks.validation import Limits
+from tasks.programs import Limits
 from trueskill_lite import Rating, TrueSkill, child_rating
 from verifier import Sandbox, open_sandbox
 

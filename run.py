@@ -37,7 +37,7 @@ from selfplay import RATINGS, ProposalRecord, Setup
 from tasks import IDENTITY, TASK_TYPES, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
-from tasks.validation import Limits
+from tasks.programs import Limits
 from verifier import Verifier, open_sandbox
 from weights import files_hash, load_base, load_peft, save_peft
 

@@ -19,7 +19,7 @@ from run import archive_of, seeds, task_rows
 from selfplay import RATINGS, ProposalRecord, Setup
 from tasks.base import Proposal
 from tasks.prompts import Prompt
-from tasks.validation import Limits
+from tasks.programs import Limits
 from verifier import open_sandbox
 
 

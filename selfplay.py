@@ -31,7 +31,7 @@ from tasks.archive import Archive
 from tasks.base import UNJUDGED, Proposal, Reject, Task
 from tasks.prompts import Prompt, show
 from tasks.rendering import decode_answers, render
-from tasks.validation import Limits
+from tasks.programs import Limits
 from trueskill_lite import TrueSkill
 from verifier import Job, Verdict, Verifier
 

@@ -16,7 +16,7 @@ from common import Refused, leave
 from eval.answer import Item, answer_all, conclude, load, parser
 from sandbox.parsing import parse
 from sandbox.values import decode
-from tasks.fences import read_blocks
+from tasks.literals import read_blocks
 from tasks.prompts import Prompt, concluded
 from verifier import Job, Sandbox
 

@@ -17,7 +17,7 @@ from eval.answer import Item, Population, answer_all, conclude, load, parser
 from micro.evaluate import ROWS, SEEN, SIZES, draw_tasks
 from tasks import TASK_TYPES, cruxeval, verify_answers
 from tasks.base import SPLITS, UNJUDGED, Task, split_of
-from tasks.validation import Limits
+from tasks.programs import Limits
 from verifier import Verifier, open_sandbox
 
 SEED = 2605                         # of the draws

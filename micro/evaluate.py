@@ -30,7 +30,7 @@ from tasks import TASK_TYPES, verify_answers
 from tasks.base import Task
 from tasks.prompts import Prompt, reasoning
 from tasks.rendering import decode_answers, render
-from tasks.validation import Limits
+from tasks.programs import Limits
 from verifier import Sandbox, open_sandbox
 from weights import load_base
 

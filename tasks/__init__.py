@@ -12,7 +12,7 @@ from tasks.base import Proposal, RunJobs, Task, TaskType, text_of
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
 from tasks.math import Math
-from tasks.validation import Limits
+from tasks.programs import Limits
 
 TASK_TYPES: dict[str, TaskType] = {
     kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic())}

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from common import Refused, demand, refuse_unless
 from sandbox.parsing import MAX_CHARS
 from sandbox.values import decode
-from tasks.complexity import count_statements, digest, normalise, structural_hash
-from tasks.fences import Blocks
+from tasks.literals import Blocks
 from tasks.literals import arguments_text
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Answer, Prompt, show, template
-from tasks.validation import REASONS, Limits, check_input, check_program, check_value
+from tasks.programs import (REASONS, Limits, check_input, check_program, check_value, count_statements, digest, normalise,
+                            structural_hash)
 from verifier import Job, Verdict
 
 # What an attempt may be besides correct, wrong and malformed. UNJUDGED: the sandbox failed, and the attempt
@@ -153,7 +153,7 @@ class TaskType:
         stated = stated_input(written.blocks[:at], written.blocks[at + 1:])
         _, body = written.blocks[at]
         program = normalise(body, limits.source_chars, form.tidy)
-        return Proposal(self.name, program, (arguments_text(stated, program, form.tidy),))
+        return Proposal(self.name, program, (arguments_text(stated, form.tidy),))
 
     def check(self, proposal: Proposal, limits: Limits) -> Reject | None:
         """Refusal before anything runs, or None."""

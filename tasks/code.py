@@ -4,10 +4,9 @@ from dataclasses import replace
 from common import refuse_unless
 from sandbox.values import decode, same
 from tasks.base import FAILED, UNJUDGED, VIOLATION, Answers, Claim, Proposal, Task, TaskType, distinct
-from tasks.complexity import binds_f, callable_as_f
 from tasks.literals import canonical_arguments, stated_inputs, value_text
 from tasks.prompts import Answer
-from tasks.validation import Limits, check_program
+from tasks.programs import Limits, check_program, entry, tree_of
 from verifier import Job, Verdict
 
 
@@ -73,7 +72,7 @@ class Abduction(ValueTask):
     tags = ("input", "answer")
 
     def literal(self, text: str, task: Task) -> str:
-        return canonical_arguments(text, task.program)
+        return canonical_arguments(text)
 
 
 class Induction(TaskType):
@@ -96,7 +95,7 @@ class Induction(TaskType):
         for text in dict.fromkeys(texts):
             if len(inputs) >= limits.n_inputs:
                 break
-            for given, as_written in stated_inputs(text, program).items():
+            for given, as_written in stated_inputs(text).items():
                 inputs.setdefault(given, as_written)
         # Where programs are tidied, inputs are, too. One block may have stated more than were asked for.
         kept = inputs
@@ -123,17 +122,12 @@ class Induction(TaskType):
             verdict = replace(verdict, outputs=outputs, errors=errors)
         return super().make(proposal, verdict, limits, key)
 
-    def candidates(self, written: Answer) -> list[str]:
-        """A program with an f counts before one whose function has another name."""
-        # The sort is stable: among equals the order stays, and the last one counts.
-        return sorted(super().candidates(written), key=binds_f)
-
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:
         """The program as it stands, if it has a function to call and passes a proposal's static checks."""
-        program = callable_as_f(block)
+        refuse_unless(entry(tree_of(block)), "no_entry")
         # A student may well answer with a constant: it is wrong, or the task is dull, but it is an answer.
-        check_program(program, replace(limits, reject_constant=False))
-        return program
+        check_program(block, replace(limits, reject_constant=False))
+        return block.strip("\n")
 
     def answer_jobs(self, task: Task, answers: Answers, limits: Limits) -> list[Job]:
         """One job for each distinct program, on the inputs that the student has not seen."""

@@ -12,9 +12,9 @@ from common import refuse_unless
 from sandbox.parsing import unparse
 from sandbox.values import decode, encode
 from tasks.base import Proposal, Task, TaskType, text_of, texts_of
-from tasks.complexity import entry, names_in, tree_of
+from tasks.programs import entry, names_in, tree_of
 from tasks.prompts import LOGIC_TOPICS, Answer
-from tasks.validation import Limits
+from tasks.programs import Limits
 from verifier import Verdict
 
 # How models write truth values, in small letters.

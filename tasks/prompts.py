@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from common import UserError
-from tasks.fences import Blocks, read_blocks
+from tasks.literals import Blocks, read_blocks
 
 
 def fenced(tag: str, body: str) -> str:
@@ -126,7 +126,7 @@ the message, named `message`.
         propose="""Here are examples of a word problem and a Python function that computes its answer:
 
 {examples}
-Write one new word problem about {topic} whose answer is one number, and a function `solution` without \
+Write one new word problem about {topic} whose answer is one number, and a function `f` without \
 arguments that computes this number from those in the problem. Another programmer will see the problem \
 alone and must find the number by thinking, so let it say everything that is needed, take several steps, \
 and not give the answer away. Write two blocks like those above and nothing else.
