@@ -46,7 +46,7 @@ class Job:
     """
     code: str
     inputs: tuple[str, ...]
-    entry: str | None = "f"
+    entry: str = "f"
     deterministic: bool = False
     give_up: bool = False
     cpu_s: float = 0.0

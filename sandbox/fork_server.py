@@ -7,7 +7,6 @@ result. The fork server reads neither file, so no child inherits anything of ano
 its job, gives up everything else, runs, writes one line per input, and dies.
 """
 import ast
-import atexit
 import fcntl
 import gc
 import json
@@ -22,8 +21,7 @@ import types
 if __name__ == "__main__":
     sys.path[0] = os.path.dirname(sys.path[0])          # the folder of the package, not the package
 
-from sandbox import stand_ins, walls
-from sandbox.lenient import digest, plainer
+from sandbox import walls
 from sandbox.profiles import DONE, GO, LATE, ON_TIME, PROFILES, STARVED, Profile
 from sandbox.values import Unsupported, encode
 
@@ -57,33 +55,6 @@ def reason(error: BaseException) -> bytes:
         return b"error: Exception: (cannot be printed)"
 
 
-def text_of(value: object, profile: Profile) -> str:
-    """Canonical text of what a call returned."""
-    if not profile.lenient:
-        return encode(value, limit=profile.max_text)
-    try:
-        text = lenient_text(value, profile.max_text)
-        if len(text) <= profile.max_whole:
-            return text
-    except Unsupported as e:
-        if str(e) != "too big":
-            raise
-    parts = [value]
-    if type(value) is tuple and len(value) == 2:        # of a pair each has its own
-        parts = value
-    raise Unsupported("too big: " + " ".join(map(digest, parts)))
-
-
-def lenient_text(value: object, limit: int) -> str:
-    """Canonical text of the plain value that it is equal to."""
-    try:
-        return encode(value, limit=limit)
-    except Unsupported as e:
-        if str(e) == "too big":                         # a plainer one is as big, and slow to make
-            raise
-    return encode(plainer(value), limit=limit)
-
-
 def perform(job: tuple, write: object, profile: Profile) -> None:
     """The untrusted side: whatever happens or is faked in here is only a claim about values."""
     code, entry, inputs, order = job
@@ -105,41 +76,19 @@ def perform(job: tuple, write: object, profile: Profile) -> None:
             elif args is None:
                 line = b"!not a literal"
             else:
-                line = b"=" + text_of(function(*args), profile).encode()
+                line = b"=" + encode(function(*args), limit=profile.max_text).encode()
         except BaseException as e:
             line = b"!" + reason(e)
         write(line + b"\n")
 
 
-def run_script(code: str) -> int:
-    """A whole program with files for standard input and output -> exit status; the untrusted side as well."""
-    try:
-        module = sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(code, "<program>", "exec", dont_inherit=True), module.__dict__)
-    except SystemExit:
-        pass                                            # exit() at the end of a program that has answered
-    except BaseException:
-        return 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    return 0
-
-
-def child(given: int, size: int, cpu_s: float, wall: list, profile: Profile) -> None:
-    """Runs in the forked child and never returns. given: bytes of standard input in front of the job."""
+def child(size: int, cpu_s: float, wall: list, profile: Profile) -> None:
+    """Runs in the forked child and never returns."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)         # default action: die. The filter forbids to change it
-    job = marshal.loads(os.pread(JOB, size, given))     # trainer to child is the trusted direction
-    script = job[1] is None
-    if script:
-        os.ftruncate(JOB, given)
-        os.lseek(JOB, 0, os.SEEK_SET)
-        os.dup2(JOB, 0)
-        os.dup2(RESULT, 1)
-    os.closerange(RESULT if script else JOB, PROC + 1)
+    job = marshal.loads(os.pread(JOB, size, 0))     # trainer to child is the trusted direction
+    os.closerange(JOB, PROC + 1)
     walls.wall_in(wall)
-    os.write(1 if script else RESULT, b">")             # what ended before this was no doing of the program's
-    if script:
-        os._exit(run_script(job[0]))
+    os.write(RESULT, b">")             # what ended before this was no doing of the program's
     perform(job, lambda line: os.write(RESULT, line), profile)
     os._exit(0)
 
@@ -174,8 +123,6 @@ def reset_interpreter(profile: Profile, packages_from: str) -> None:
         os.environ.clear()
     sys.path[:] = []
     sys.modules["warnings"].simplefilter("ignore")
-    if profile.lenient:
-        stand_ins.install()
 
 
 def prepare(options: dict) -> tuple:
@@ -242,13 +189,13 @@ def serve(profile: Profile, wall: list) -> None:
         message = os.read(CONTROL, GO.size)
         if len(message) < GO.size:
             os._exit(0)
-        given, size, cpu_ms, wall_ms = GO.unpack(message)
+        size, cpu_ms, wall_ms = GO.unpack(message)
         pid = walls.raw_fork()
         if pid < 0:
             os._exit(1)                                 # no memory or process left; the trainer tries again
         if pid == 0:
             try:
-                child(given, size, cpu_ms / 1000, wall, profile)
+                child(size, cpu_ms / 1000, wall, profile)
             finally:
                 os._exit(111)
         fd = os.pidfd_open(pid)

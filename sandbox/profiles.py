@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sandbox.values import MAX_TEXT
 
-GO = struct.Struct("<IIII")    # to the fork server: bytes of standard input, then of the job, CPU ms, wall ms
+GO = struct.Struct("<III")     # to the fork server: bytes of the job, CPU ms, wall ms
 DONE = struct.Struct("<iIQ")    # from it: wait status, one of the next line, CPU microseconds
 ON_TIME, LATE, STARVED = 0, 1, 2  # the wall clock ended the child: it slept, or it waited for a processor
 
@@ -40,12 +40,10 @@ class Profile:
     max_job: int = 1 << 20          # characters of a job
     max_text: int = MAX_TEXT        # characters of one value
     max_file: int = 1 << 18         # bytes that one child may report
-    lenient: bool = False
-    max_whole: int = MAX_TEXT       # lenient: characters beyond which a value is reported by its digest alone
 
 
 # HumanEval+ and MBPP+ have expected values of up to a gigabyte; without those beyond a million characters all
 # that a program returns for a problem's base or plus inputs fits into one report.
 PROFILES = {"train": Profile(TRAIN),
             "eval": Profile(EVAL, NUMPY, cpu_s=6.0, wall_s=20.0, mem_mb=4096, stack_mb=512, max_job=1 << 26,
-                            max_text=1 << 23, max_file=12 << 20, lenient=True, max_whole=1 << 20)}
+                            max_text=1 << 23, max_file=12 << 20)}

@@ -124,16 +124,13 @@ class ForkServer:
     def start(self, run: ChildRun, cpu_s: float, wall_s: float) -> None:
         """Puts a run into the shared job file, its input first, and asks for a child that runs it."""
         job = run.case.job
-        given, inputs = b"", job.inputs
-        if job.entry is None:
-            given, inputs = inputs[run.order[0]].encode("utf-8", "replace"), ()
-        body = marshal.dumps((job.code, job.entry, inputs, run.order))
+        body = marshal.dumps((job.code, job.entry, job.inputs, run.order))
         os.ftruncate(self.result, 0)
         os.lseek(self.result, 0, os.SEEK_SET)
-        os.pwrite(self.job, given + body, 0)
+        os.pwrite(self.job, body, 0)
         self.run, self.deadline = run, time.monotonic() + wall_s + 2
         try:
-            self.control.sendall(GO.pack(len(given), len(body), int(cpu_s * 1000), int(wall_s * 1000)))
+            self.control.sendall(GO.pack(len(body), int(cpu_s * 1000), int(wall_s * 1000)))
         except OSError:
             pass                                        # it is dead, which poll() reports
 
@@ -202,20 +199,6 @@ def read_claims(raw: bytes, order: tuple[int, ...], end: str, profile: Profile) 
     if end != "ok":
         del claims[len(order) - 1:]                     # it did not live to end its last line honestly
     return end, bool(lines), claims
-
-
-def read_output(raw: bytes, order: tuple[int, ...], end: str, profile: Profile) -> tuple[str, bool, list]:
-    """What a whole program printed after the mark, like read_claims: its canonical text as the only claim."""
-    if len(raw) >= profile.max_file:
-        end = "too big"
-    if end == "ok" and raw[:1] != b">":
-        end = "malformed"                               # it went back and wrote over the mark
-    if end != "ok":
-        return end, True, []
-    try:
-        return end, True, [(encode(raw[1:].decode("utf-8", "replace"), limit=profile.max_text), None)]
-    except ValueError:
-        return "too big", True, []
 
 
 # ---- all fork servers -------------------------------------------------------------------------------------
@@ -292,8 +275,6 @@ class Scheduler:
             for i in order:
                 case.seen[0][i] = ("too big", [])
         elif order:
-            if case.job.entry is None:
-                order = order[:1]
             queue.append(ChildRun(case, 0, order))
 
     def begin(self, run: ChildRun) -> None:
@@ -335,10 +316,7 @@ class Scheduler:
         case = run.case
         job = case.job
         seen = case.seen[run.which]
-        read = read_claims
-        if job.entry is None:
-            read = read_output
-        end, loaded, claims = read(raw, run.order, end, self.limits)
+        end, loaded, claims = read_claims(raw, run.order, end, self.limits)
         for i in dict.fromkeys(run.order):
             own = [claim for j, claim in zip(run.order, claims) if i == j]
             if len(own) == CALLS[run.which]:
@@ -349,12 +327,6 @@ class Scheduler:
                 queue.appendleft(ChildRun(case, run.which, (i,) * CALLS[run.which]))
             else:
                 seen[i] = (end, [])
-        if job.entry is None and len(seen) < len(job.inputs):
-            if end == "ok" or not job.give_up:
-                queue.appendleft(ChildRun(case, 0, (len(seen),)))
-            else:
-                for i in range(len(seen), len(job.inputs)):
-                    seen[i] = ("not run", [])
         # A pass takes the inputs on which the one before it returned; the next begins where it has seen all.
         given = job.inputs
         if run.which > 0:
