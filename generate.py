@@ -261,13 +261,6 @@ class DecodeBatch:
         self.t.copy_(t)
         self.position += t < self.L
 
-    def unfinished(self, waiting: list[int]) -> set[int]:
-        """Numbers of the rows that decode, or whose prompts wait."""
-        rows = set(self.row[self.t < self.L].tolist())
-        for prompt in waiting:
-            rows.update(range(prompt * self.n, (prompt + 1) * self.n))
-        return rows
-
     def make_stepper(self) -> Callable[[], None]:
         """What takes a step. In pages rows may come and go between two: the route is made from their members
         within the step. Otherwise it has the route of the rows that are here, and looks at as many slots as
@@ -335,23 +328,17 @@ def capture(
     return graph
 
 
-# Is shown the rows so far, and the numbers of those that have ended since it was called last
-Watch = Callable[[Rollout, list[int]], None]
-
-
 @torch.inference_mode()
 def decode(
     base: Base,
     adapters: Adapters | None,
     prompts: Prompts,
     sampling: SamplingParams,
-    watch: Watch | None = None,
 ) -> Rollout:
     """The rows in this process, wider than the longest: let prompts in where enough rows have ended, the
     longest first; drop the places of ended rows if no prompt waits and they are many; step; and so on."""
     batch = DecodeBatch(base, adapters, prompts, sampling)
     n, member, N = sampling.n, prompts.member, len(prompts.keys)
-    going = set(range(N))                       # rows that `watch` has not been shown
     # numbers of prompts, the longest first
     waiting = sorted(range(len(member)), key=lambda i: (-batch.lengths[i], member[i]))
     # The share of idle places from which on they are dropped. They cost time in each step, in pages less,
@@ -364,13 +351,6 @@ def decode(
             n_idle = int((batch.t == batch.L).sum())            # places without a row: waits for a GPU
             n_ended = N - len(waiting) * n - (B - n_idle)
             bar.update(n_ended - bar.n)
-            if watch:
-                still = going
-                if n_ended > N - len(going):    # which have ended costs another wait: only where some have
-                    still = batch.unfinished(waiting)
-                watch(batch.rows, sorted(going - still))
-                going = still
-
             # who comes in, and whether ended rows go
             if waiting and n_idle >= max(n, B / 4):             # one call for several prompts
                 admit_next(batch, waiting, n_idle // n, member)
@@ -406,7 +386,6 @@ def generate(
     prompts: Prompts,
     sampling: SamplingParams = SamplingParams(),
     ranks: Ranks = ALONE,
-    watch: Watch | None = None,         # is called before each step; of one process only
 ) -> Rollout:
     """sampling.n answers to each prompt by its member, dealt out to `ranks`. Raises UserError where a prompt
     is too long."""
@@ -417,7 +396,6 @@ def generate(
     demand(longest + new <= context, f"a prompt of {longest} tokens and an answer of {new} exceed the base's context "
            f"of {context}: lower --max-new-tokens, or shorten the prompt")
     assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
-    assert watch is None or ranks.world == 1
     # Each process takes every world-th prompt; all of them gather the rows, and put them into order.
     dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]
     own = dealt[ranks.rank] or [0]                  # who has nothing to do does another's, and drops it
@@ -426,7 +404,7 @@ def generate(
         ids.append(prompts.ids[i])
         member.append(prompts.member[i])
         keys += prompts.keys[i * n:(i + 1) * n]
-    part = decode(base, adapters, Prompts(ids, member, keys), sampling, watch)
+    part = decode(base, adapters, Prompts(ids, member, keys), sampling)
     part = part.widened(longest + new + 1)          # as wide as everybody's
     n_rows = [len(numbers) * n for numbers in dealt]                # of each process
     gathered = part.map(lambda x: ranks.gather(x[:n_rows[ranks.rank]], n_rows))

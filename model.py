@@ -346,7 +346,6 @@ class Base:
     prompt_format: str              # how it is talked to: one of prompts.FORMATS
     path: Path
     graphs: bool = False            # decode by CUDA graphs; load_base: on a GPU
-    day: str = ""                   # the date that its chat template is told, YYYY-MM-DD; "" = today
 
 
 @lru_cache(maxsize=2)

@@ -12,7 +12,7 @@ import selfplay
 from evolve import Member, members_of, plays
 from common import leave, parser_of
 from common import UserError
-from run.checkpoint import State, task_rows
+from run import State, task_rows
 from run.startup import opened
 from run.terminal import block, format_task, print_safely
 from sample import records_of

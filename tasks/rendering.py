@@ -5,33 +5,16 @@ decoder, which differ from family to family.
 """
 import re
 from dataclasses import dataclass
-from datetime import date
 
 from common import UserError
 from tasks.prompts import ENVELOPE, FORMATS, THINK, THOUGHT, TURN, Prompt
 
-ASKS_DATE = re.compile(r"""strftime_now\(\s*(?:format\s*=\s*)?(["'])(.*?)\1\s*\)""")
-
-
-def day_told(tokenizer: object) -> str:
-    """Today (YYYY-MM-DD), where the chat template writes the date; else "": no day matters."""
-    if ASKS_DATE.search(str(tokenizer.chat_template)):
-        return str(date.today())
-    return ""
-
-
-def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begins: bool = True,
-              day: str = "") -> str:
+def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begins: bool = True) -> str:
     """Messages by the tokenizer's chat template. begins: the assistant's turn follows; day: the date that a
     template is told which writes one (YYYY-MM-DD; "" = today). Raises UserError where there is no template,
     or it raises: it is a program of the base's makers."""
     try:
-        source = tokenizer.get_chat_template()
-        if day:
-            # transformers hands no function to a template but its own, which looks at the clock.
-            told = date.fromisoformat(day)
-            source = ASKS_DATE.sub(lambda call: repr(told.strftime(call[2])), source)
-        return tokenizer.apply_chat_template(messages, chat_template=source, tokenize=False,
+        return tokenizer.apply_chat_template(messages, tokenize=False,
                                              add_generation_prompt=begins,
                                              enable_thinking=FORMATS[prompt_format].thinking)
     except Exception as e:
@@ -49,7 +32,7 @@ class Rendered:
     closing: str = ""
 
 
-def render(prompt: Prompt, prompt_format: str, tokenizer: object, day: str = "") -> Rendered:
+def render(prompt: Prompt, prompt_format: str, tokenizer: object) -> Rendered:
     """Token ids of a prompt and its prefix, tokenised together: tokenizers of the SentencePiece kind put a
     space before a text that stands alone. day: as in `chat_text`.
 
@@ -65,8 +48,8 @@ def render(prompt: Prompt, prompt_format: str, tokenizer: object, day: str = "")
         for asked, answered in prompt.turns:
             messages += [dict(role="user", content=asked), dict(role="assistant", content=answered)]
         messages.append(dict(role="user", content=prompt.user))
-        text = chat_text(messages, prompt_format, tokenizer, day=day)
-        without_turn = chat_text(messages, prompt_format, tokenizer, begins=False, day=day)
+        text = chat_text(messages, prompt_format, tokenizer)
+        without_turn = chat_text(messages, prompt_format, tokenizer, begins=False)
         thought = open_thought(text.removeprefix(without_turn))
         answers_at_once = prompt.prefix or not FORMATS[prompt_format].thinking
         if thought and answers_at_once:

@@ -80,9 +80,9 @@ def sandbox():
 def setup(base, sandbox, population):
     """setup(**switches) -> selfplay.Setup of two teachers and two students, all different from the base."""
     from config import config_of, resolve_config
-    from infra.distributed import Ranks
+    from common import Ranks
     from selfplay import Setup
-    from tasks.validation import Limits
+    from tasks.programs import Limits
 
     def make(**switches) -> Setup:
         sizes = dict(pop=4, n_prompts=1, proposals_per_prompt=3, samples_per_task=2, max_new_tokens=32)

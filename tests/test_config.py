@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import config
-from infra.errors import UserError
+from common import UserError
 
 NAMES = [f.name for f in dataclasses.fields(config.Config)]
 

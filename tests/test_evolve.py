@@ -13,10 +13,10 @@ from factors import RANK, fresh, gen, names, trained
 import evolve
 from config import EVOLVE, MATCHING, Config, resolve_config
 from evolve import Member, apply_operator, cross, learning_rates, match, newborn, plan_births, winner_of
-from infra.errors import UserError
+from common import UserError
 from lora import Adapters
 from operators import CROSSOVERS, EXACT, MUTATIONS, OPERATORS, dw_norm, n_children
-from run.checkpoint import founders
+from run import founders
 from trueskill_lite import Rating
 from weights import read_peft, save_peft
 

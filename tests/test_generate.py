@@ -9,7 +9,7 @@ import torch
 from varlen import varlen_reference
 
 from generate import DecodeBatch, Prompts, Rollout, SamplingParams, draw, generate, sample
-from infra.errors import UserError
+from common import UserError
 from model import closing_table
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]

@@ -9,7 +9,7 @@ from tiny_base import cut, edit_json
 import evolve
 import weights
 from eval.common import stack
-from infra.errors import UserError
+from common import UserError
 from lora import TARGETS, Adapters, AdapterWeights
 from weights import load_peft, save_peft, weights_hash
 

@@ -13,7 +13,7 @@ from tiny_base import LLAMA3, OTHERS, SIZES, cut, edit_json, write_tiny
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import weights
-from infra.errors import UserError
+from common import UserError
 from model import Float32Product, Model, ModelConfig
 from weights import load_base, load_model, read_config
 from weights.__main__ import compare, main

@@ -5,7 +5,7 @@ import pytest
 from tiny_run import play
 
 import sample
-from infra.errors import UserError
+from common import UserError
 
 FLAGS = dict(steps=1, pop=2, n_prompts=1, proposals_per_prompt=2, samples_per_task=2, n_heldout=0, probe_every=0, name="run")
 

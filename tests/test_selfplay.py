@@ -9,17 +9,17 @@ import pytest
 import selfplay
 import train
 from evolve import Member
-from infra.errors import UserError
+from common import UserError
 from measure import metrics
 from rewards import TEACHER_REWARDS, Outcome
 from selfplay import ProposalRecord
 from tasks import TASK_TYPES, read_given
 from tasks.archive import WINDOW, Archive
 from tasks.base import Proposal, Task
-from tasks.complexity import structural_hash
+from tasks.programs import structural_hash
 from tasks.prompts import FORMATS
 from tasks.rendering import render
-from tasks.validation import Limits
+from tasks.programs import Limits
 from trueskill_lite import Rating
 
 

@@ -24,7 +24,7 @@ import rewards
 import rl
 import selfplay
 import weights
-from infra.errors import Refused, UserError
+from common import Refused, UserError
 from tasks.base import REASONS, Reject
 
 ROOT = Path(config.__file__).parent

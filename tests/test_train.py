@@ -15,12 +15,12 @@ from tiny_run import play, rows, words
 import config
 import train
 from eval.population.runs import births_of
-from infra.errors import UserError
+from common import UserError
 from lora import TARGETS
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
 from report import page
 from report.run import RunLog
-from run.directory import LOGS
+from run import LOGS
 from weights import files_hash, save_peft
 
 ROOT = Path(train.__file__).parent

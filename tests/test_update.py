@@ -4,7 +4,7 @@ import torch
 from batches import make_batch, pick, settings, shifted
 
 import rl
-from infra.errors import UserError
+from common import UserError
 from rl import Adam
 
 

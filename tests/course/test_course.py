@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import config
-from infra.command import leave
+from common import leave
 
 ROOT = Path(config.__file__).parent
 COURSE = ROOT / "course"

@@ -10,10 +10,10 @@ from tqdm import tqdm
 
 from eval import answering, common
 from eval.fetch import Item
-from infra.errors import UserError
-from infra.precision import DTYPES
+from common import UserError
+from common import DTYPES
 from lora import Adapters
-from run.checkpoint import RunDir
+from run import RunDir
 from tasks.prompts import FORMATS
 from tasks.rendering import Rendered
 from weights import files_hash, load_base, save_peft

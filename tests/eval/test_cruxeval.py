@@ -8,12 +8,12 @@ import pytest
 
 from eval import summary
 from eval.code.__main__ import main
-from infra.errors import UserError
-from run.checkpoint import held_out
+from common import UserError
+from run import held_out
 from sandbox.values import decode
 from tasks import TASK_TYPES, cruxeval
 from tasks.base import SPLITS, split_of
-from tasks.validation import Limits
+from tasks.programs import Limits
 from weights import files_hash, save_peft
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "evaldata" / "cruxeval.jsonl"

@@ -17,7 +17,7 @@ from eval.code import __main__ as code
 from eval.code import suites
 from eval.code.problems import SETS, Problem, call_text, live_tests, problem_of, restore, unpack
 from eval.code.programs import complete, extract
-from infra.errors import UserError
+from common import UserError
 from sandbox.lenient import digest
 from verifier import Verdict
 

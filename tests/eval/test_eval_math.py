@@ -16,7 +16,7 @@ import pytest
 from eval import fetch, grader, math
 from eval.forms import forms
 from eval.grader import Grader, final
-from infra.errors import UserError
+from common import UserError
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "evaldata"
 needs_grader = pytest.mark.skipif(find_spec("math_verify") is None, reason="needs math-verify: pip install -r requirements-eval.txt")

@@ -15,10 +15,10 @@ import train
 from config import flags_of, parse_args, resolve_config
 from eval import stats
 from eval.population import ablation, crossplay, deployed, heldout, runs
-from infra.errors import UserError
-from run.directory import RunDir
+from common import UserError
+from run import RunDir
 from tasks import TASK_TYPES, read_tasks
-from tasks.validation import Limits
+from tasks.programs import Limits
 
 CPU = ["--device", "cpu", "--workers", "1"]
 

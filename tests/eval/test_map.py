@@ -12,7 +12,7 @@ import pytest
 import config
 from eval.population import ablation, measures, runs
 from eval.stats import covered, holm, interval_of_runs, sign_flip
-from run.checkpoint import founders
+from run import founders
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "map.md"
 NOTES = PAGE.with_name("map-notes.md")

@@ -7,7 +7,7 @@ from tiny_run import rows as rows_of
 
 from eval import stats, summary
 from eval.population import heldout
-from infra.errors import UserError
+from common import UserError
 from measure.shares import wilson
 from micro import programs
 from tasks.rendering import render

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eval import stats
-from infra.errors import UserError
+from common import UserError
 
 # Heights of crossed and self-fertilised maize in eighths of an inch, 15 pairs: Darwin (1876), as analysed by
 # Fisher (1935), The Design of Experiments, sections 17 to 21.

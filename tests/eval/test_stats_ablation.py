@@ -10,7 +10,7 @@ import pytest
 from eval.population import ablation, measures, runs
 from eval.population.measures import Births
 from eval.population.runs import FULL, Experiment
-from infra.errors import UserError
+from common import UserError
 from run import platform
 
 ROOT = Path(__file__).resolve().parents[2]

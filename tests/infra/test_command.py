@@ -2,7 +2,7 @@
 import pytest
 
 from infra import command
-from infra.errors import Interrupted, UserError
+from common import Interrupted, UserError
 from run import platform
 
 

@@ -16,11 +16,11 @@ import train
 from bench.workload import population
 from config import Config
 from generate import Prompts, SamplingParams, generate
-from infra.distributed import ALONE, BITS, Ranks, checksum, leave
-from infra.errors import UserError
+from common import ALONE, BITS, Ranks, checksum, leave
+from common import UserError
 from model import Base
 from run import startup
-from run.directory import RunDir
+from run import RunDir
 from run.platform import Interrupted, Signals
 from weights import load_model
 

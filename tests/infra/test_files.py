@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from infra.errors import UserError
-from infra.files import read_log
-from run.directory import RunDir
+from common import UserError
+from common import read_log
+from run import RunDir
 
 
 def test_a_log_is_read_strictly_in_part_or_leniently(tmp_path):

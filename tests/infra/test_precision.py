@@ -13,8 +13,8 @@ from tiny_run import rows
 
 import rl
 import weights
-from infra.errors import UserError
-from infra.precision import linear, pick_dtype, quantize
+from common import UserError
+from common import linear, pick_dtype, quantize
 from weights import load_base, load_model, weights_hash
 
 

@@ -16,7 +16,7 @@ import train
 from measure import monitors
 from measure.metrics import equal_rewards
 from measure.monitors import WINDOW, Halted, Monitors
-from run.checkpoint import RunDir
+from run import RunDir
 
 
 def row(step: int = 0, **changes) -> dict:

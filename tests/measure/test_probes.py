@@ -122,7 +122,7 @@ def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
 
 def test_held_out_tasks_are_the_first_of_each_type():
     """And a third of those of a type that is not played."""
-    from run.checkpoint import first_of_types
+    from run import first_of_types
     from tasks.base import Proposal
     given = [Proposal(kind, f"{kind} {i}", ("1",)) for i in range(3) for kind in ("math", "logic")]
     found = [p.program for p in first_of_types(given, 2, ("math",))]

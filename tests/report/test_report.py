@@ -11,7 +11,7 @@ from invented import HOSTILE, check, invent, made, rewrite
 from tiny_run import play, rows
 
 import report
-from infra.errors import UserError
+from common import UserError
 from report import __main__ as command
 from report import opening, svg
 from report.run import RunLog

@@ -19,11 +19,11 @@ from tiny_run import play, rows, timeless, words
 import config
 import selfplay
 import train
-from infra.errors import UserError
+from common import UserError
 from lora import Adapters
 from run import directory, startup
-from run.checkpoint import RunDir, archive_at, members_at, restore
-from run.directory import LOGS
+from run import RunDir, archive_at, members_at, restore
+from run import LOGS
 from run.platform import Interrupted, Signals
 
 ROOT = Path(train.__file__).parent

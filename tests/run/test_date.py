@@ -10,7 +10,7 @@ from tiny_run import play, rows
 
 from eval import common
 from eval.answering import put
-from infra.errors import UserError
+from common import UserError
 from run import startup
 from tasks import rendering
 from tasks.prompts import Prompt

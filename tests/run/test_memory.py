@@ -13,8 +13,8 @@ from torch.nn.attention.varlen import varlen_attn
 import config
 import generate
 import train
-from infra.errors import UserError
-from infra.precision import DTYPES
+from common import UserError
+from common import DTYPES
 from lora import Adapters, AdapterWeights
 from model import Base, Model, ModelConfig
 from rl import Adam

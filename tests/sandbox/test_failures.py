@@ -13,7 +13,7 @@ from sandbox import scheduler
 from tasks import TASK_TYPES, verify_answers
 from tasks.archive import Archive
 from tasks.base import UNJUDGED, VIOLATION, Proposal
-from tasks.validation import Limits
+from tasks.programs import Limits
 from trueskill_lite import Rating
 from verifier import Job, Sandbox, Verdict
 

@@ -14,7 +14,7 @@ import pytest
 from cases import HONEST, LOOP, ROOT, one
 
 import verifier
-from infra.errors import UserError
+from common import UserError
 from verifier import Job, Sandbox
 
 

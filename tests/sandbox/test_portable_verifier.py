@@ -13,7 +13,7 @@ from test_attacks import ATTACKS, SIEGE
 from tiny_run import rows
 
 from config import Config
-from infra.distributed import ALONE
+from common import ALONE
 from micro import programs
 from sandbox.parsing import parse
 from sandbox.portable import run
@@ -21,7 +21,7 @@ from sandbox.values import encode
 from selfplay import make_tasks
 from tasks import TASK_TYPES, read_tasks
 from tasks.base import reason_of
-from tasks.validation import Limits
+from tasks.programs import Limits
 from verifier import Job, PortableVerifier
 
 # How the two may differ, as the docstring of sandbox/portable.py says: (what it says, what the fork says).

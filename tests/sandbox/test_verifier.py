@@ -7,7 +7,7 @@ from cases import CPU_S, LOOP, one
 from sandbox.profiles import PROFILES
 from sandbox.scheduler import passes
 from sandbox.values import decode
-from tasks.validation import IMPORTS
+from tasks.programs import IMPORTS
 from verifier import Job
 
 

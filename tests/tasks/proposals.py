@@ -1,7 +1,7 @@
 """What becomes of a proposal and of answers, for the tests of every task type."""
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import Reject
-from tasks.validation import Limits
+from tasks.programs import Limits
 
 CHAT, MICRO = Limits.for_format("chat"), Limits.for_format("micro")
 

@@ -5,15 +5,15 @@ import ast
 import pytest
 from proposals import CHAT, judge, outcome
 
-from infra.errors import Refused
+from common import Refused
 from sandbox.values import decode, encode
 from tasks import TASK_TYPES
 from tasks.base import Reject, Task
-from tasks.complexity import callable_as_f
-from tasks.fences import read_blocks
+from tasks.programs import callable_as_f
+from tasks.literals import read_blocks
 from tasks.literals import canonical_arguments, stated_inputs, value_text
 from tasks.prompts import show
-from tasks.validation import check_value
+from tasks.programs import check_value
 from verifier import Job, Verdict
 
 

@@ -3,8 +3,8 @@ import time
 
 import pytest
 
-from infra.errors import Refused
-from tasks.complexity import count_statements, parse, structural_hash
+from common import Refused
+from tasks.programs import count_statements, parse, structural_hash
 
 LOOP = '''
 def f(items, limit=3):

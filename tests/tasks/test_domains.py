@@ -14,7 +14,7 @@ from proposals import CHAT, MICRO, fate, outcome
 
 import config
 import tasks
-from infra.errors import UserError
+from common import UserError
 from micro import data
 from sandbox.values import decode
 from tasks import TASK_TYPES, prompts, read_tasks

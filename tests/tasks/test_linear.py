@@ -8,7 +8,7 @@ import pytest
 from sandbox.values import encode
 from tasks import TASK_TYPES, complexity
 from tasks.base import Proposal, Task
-from tasks.validation import Limits
+from tasks.programs import Limits
 
 PROGRAM = "def f(x):\n    return x"
 MANY = f"def f({', '.join(f'a{i}' for i in range(300))}):\n    return a0"

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 
-from infra.errors import UserError
+from common import UserError
 from tasks import TASK_TYPES, verify_answers
-from tasks.fences import read_blocks
+from tasks.literals import read_blocks
 from tasks.prompts import FORMATS, TEMPLATES, Answer, Prompt, reasoning, template
 from tasks.rendering import chat_text, render
-from tasks.validation import Limits
+from tasks.programs import Limits
 
 # How Qwen3's own template has it: thinking is switched off by an empty thought that the template writes.
 SWITCH = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<assistant>"

@@ -13,7 +13,7 @@ from tasks import TASK_TYPES, verify_answers
 from tasks.base import Proposal
 from tasks.prompts import ENVELOPE, TURN, Prompt, concluded, reasoning
 from tasks.rendering import decode_answers, render
-from tasks.validation import Limits
+from tasks.programs import Limits
 from weights import load_base
 
 LIMITS = Limits()

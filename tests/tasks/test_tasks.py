@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from proposals import CHAT, MICRO, fate, judge, outcome
 
-from infra.errors import UserError
+from common import UserError
 from sandbox.values import encode
 from tasks import IDENTITY, TASK_TYPES, read_tasks, validation
 from tasks.base import Proposal, Reject, Task
-from tasks.complexity import entry, normalise, parse
+from tasks.programs import entry, normalise, parse
 from tasks.prompts import FORMATS, Prompt, show
-from tasks.validation import Limits
+from tasks.programs import Limits
 from verifier import Job, Verdict
 
 LIMITS = {prompt_format: Limits.for_format(prompt_format) for prompt_format in FORMATS}
