@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 import rl
-from common import Ranks, leave, parser_of, pick_dtype
+from common import leave, parser_of
+from ranks import Ranks, pick_dtype
 from generate import Prompts, Rollout, SamplingParams, generate
 from lora import Adapters
 from model import Base, Model, ModelConfig

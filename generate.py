@@ -20,7 +20,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from attention import KVCache, PagedCache, paged_kernel
-from common import ALONE, Ranks, demand, send
+from common import demand
+from ranks import ALONE, Ranks, send
 from lora import Adapters, AdapterWeights, Route
 from model import Base, closing_table
 

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common import demand
-from common import send
+from ranks import send
 
 # The linear layers of a block that can carry adapters, by the names that Hugging Face gives them
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from generate import Rollout
-from common import send
+from ranks import send
 
 Line = list[int]                           # rows of a rollout that share a member and a prompt
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-from common import ALONE, Ranks, demand
+from common import demand
+from ranks import ALONE, Ranks
 from config import Config, resolve_config
 from generate import Rollout
 from lora import Adapters, AdapterWeights

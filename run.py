@@ -27,7 +27,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import selfplay
-from common import DTYPES, Ranks, demand, json_object, pick_dtype, read_log
+from common import demand, json_object, read_log
+from ranks import DTYPES, Ranks, pick_dtype
 from config import Config, config_of, flags_of, resolve_config
 from evolve import ROLES, Member, member_order, spread
 from lora import Adapters

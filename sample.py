@@ -9,7 +9,8 @@
 import argparse
 
 import selfplay
-from common import ALONE, demand, leave, parser_of
+from common import demand, leave, parser_of
+from ranks import ALONE
 from config import Config, resolve_config
 from eval.answer import load
 from evolve import Member

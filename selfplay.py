@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import torch
 
 import evolve
-from common import Ranks, UserError, number_from
+from common import UserError, number_from
+from ranks import Ranks
 from config import Config
 from evolve import ROLES, Member, members_of
 from generate import Prompts, Rollout, SamplingParams, generate

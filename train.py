@@ -25,7 +25,8 @@ import torch
 import evolve
 import rl
 import selfplay
-from common import Ranks, demand, leave
+from common import demand, leave
+from ranks import Ranks
 from config import FREE, Config, config_of, flags_of, parse_args, spelled
 from evolve import ROLES, Member, members_of
 from measure import HEADER, alarms, format_task, line, measures, probe, summary

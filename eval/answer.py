@@ -14,7 +14,8 @@ from zlib import crc32
 import numpy as np
 from tqdm import tqdm
 
-from common import DTYPES, Ranks, demand, parser_of, pick_dtype
+from common import demand, parser_of
+from ranks import DTYPES, Ranks, pick_dtype
 from config import PRESETS
 from eval.stats import bootstrap, pass_at_k, wilson
 from evolve import member_order

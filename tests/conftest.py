@@ -80,7 +80,7 @@ def sandbox():
 def setup(base, sandbox, population):
     """setup(**switches) -> selfplay.Setup of two teachers and two students, all different from the base."""
     from config import config_of, resolve_config
-    from common import Ranks
+    from ranks import Ranks
     from selfplay import Setup
     from tasks.programs import Limits
 

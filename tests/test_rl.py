@@ -9,7 +9,7 @@ from batches import make_batch, pick, settings
 import rl
 from config import ALGORITHMS
 from generate import Prompts, SamplingParams, generate
-from common import Ranks
+from ranks import Ranks
 from lora import TARGETS, Adapters
 from model import Base
 from pack import pack

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from eval import answering, common
 from eval.fetch import Item
 from common import UserError
-from common import DTYPES
+from ranks import DTYPES
 from lora import Adapters
 from run import RunDir
 from tasks.prompts import FORMATS

@@ -16,7 +16,8 @@ import train
 from bench.workload import population
 from config import Config
 from generate import Prompts, SamplingParams, generate
-from common import ALONE, BITS, Ranks, checksum, leave
+from common import BITS, checksum, leave
+from ranks import ALONE, Ranks
 from common import UserError
 from model import Base
 from run import startup

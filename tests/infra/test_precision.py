@@ -14,7 +14,8 @@ from tiny_run import rows
 import rl
 import weights
 from common import UserError
-from common import linear, pick_dtype, quantize
+from common import linear, quantize
+from ranks import pick_dtype
 from weights import load_base, load_model, weights_hash
 
 

@@ -14,7 +14,7 @@ import config
 import generate
 import train
 from common import UserError
-from common import DTYPES
+from ranks import DTYPES
 from lora import Adapters, AdapterWeights
 from model import Base, Model, ModelConfig
 from rl import Adam

@@ -13,7 +13,7 @@ from test_attacks import ATTACKS, SIEGE
 from tiny_run import rows
 
 from config import Config
-from common import ALONE
+from ranks import ALONE
 from micro import programs
 from sandbox.parsing import parse
 from sandbox.portable import run
