@@ -9,11 +9,13 @@
             +-- child: reads its job, walls itself in, runs it, writes canonical values, dies
 
 docs/verifier.md says what it promises and what not. What a program reports is only a claim about its own
-return values, taken where it is canonical text byte for byte; how it ended is what the kernel says.
+return values. The trainer takes it if it is canonical text byte for byte. How the program ended is what the
+kernel says.
 
-The wall is a seccomp allow-list of 17 system calls. A second one, best effort: namespaces, an empty root, a
-dropped user. Tiers: "full"; "no namespaces" (without the second one). Canary programs through the normal path
-decide; where they get past, or without seccomp, the sandbox refuses to start: there is no weaker one.
+The first wall is a seccomp allow-list of 17 system calls. The second one is put up where the system permits:
+namespaces, an empty root, a dropped user. The tier is "full" with both and "no namespaces" with the first alone.
+Canary programs are run through the normal path when a sandbox starts. If one gets past the walls, or if there
+is no seccomp, the sandbox refuses to start; there is no weaker mode.
 """
 import json
 import os
@@ -24,8 +26,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from common import leave, parser_of
-from common import UserError
+from common import UserError, leave, parser_of
 from sandbox import portable
 from sandbox.profiles import PROFILES
 from sandbox.scheduler import Case, Scheduler
@@ -35,18 +36,20 @@ FILES_OF_A_WORKER = 9               # three fork servers, of each a socket and t
 
 @dataclass(frozen=True)
 class Job:
-    """A program, and its inputs: literals as between the parentheses of a call ("[1, 2], 3"; "" = none).
+    """Holds a program and its inputs. An input is what stands between the parentheses of a call: literals, as in
+    "[1, 2], 3"; "" is no argument.
 
-    entry: the function that is called; None: each input is the standard input of the whole program, in a
-    child of its own, and what it prints is the value. deterministic: also demand that every input gives one
-    value in two or three interpreters, in any order, once, twice or five times (two calls within one CPU
-    limit, so that a task which is accepted does not meet the limit by chance later). give_up: after an input
-    that ended its child, do not run the others. cpu_s: its own CPU limit, 0 for the sandbox's. Without inputs
-    nothing runs.
+    entry: the function that is called. With None each input is the standard input of the whole program, in a
+    child of its own, and the value is what the program prints (profile "eval" alone).
+    deterministic: also demand that every input gives one value in two or three interpreters, in any order,
+    once, twice or five times. Two calls share one CPU limit, so that an accepted task does not meet the limit
+    by chance later.
+    give_up: do not run the inputs behind one that ended its child.
+    cpu_s: the job's own CPU limit; 0 is the sandbox's.
     """
     code: str
     inputs: tuple[str, ...]
-    entry: str = "f"
+    entry: str | None = "f"
     deterministic: bool = False
     give_up: bool = False
     cpu_s: float = 0.0
@@ -54,9 +57,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a job went: per input either a canonical text in outputs or a short printable reason in errors.
-    end: "ok" | "timeout" | "killed" | "violation" | "crash" | "exit" | "malformed" | "too big" | "sandbox
-    failure"."""
+    """Says how a job went: each input has either a canonical text in outputs or a short printable reason in
+    errors. end: "ok" | "timeout" | "killed" | "violation" | "crash" | "exit" | "malformed" | "too big" |
+    "sandbox failure"."""
     end: str
     outputs: tuple
     errors: tuple
@@ -64,23 +67,23 @@ class Verdict:
 
 
 class Verifier(AbstractContextManager):
-    """What judges programs: a Sandbox or, without its walls, a PortableVerifier. `run` takes Jobs and returns
-    Verdicts; tier and report say what protects; who leaves its `with` closes it."""
+    """Judges programs: a Sandbox or, where its walls cannot be had, a PortableVerifier. `run` takes Jobs and
+    returns Verdicts; tier and report say what protects. Leaving its `with` closes it."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Frees what a verifier holds; here nothing."""
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
 
 class Sandbox(Verifier):
-    """Runs jobs on `workers` processor cores at once; 0 = half of them, at least two, as far as descriptors
-    suffice (`ulimit -n`).
+    """Runs jobs on `workers` processor cores at once. 0 workers stands for half of the cores, at least two, as
+    far as descriptors suffice (`ulimit -n`).
 
-    profile: what programs may import and use, "train" or "eval" (see profiles.Profile); cpu_s, wall_s,
-    mem_mb: other limits than its own. without: layers to leave out, for tests of the tiers ("seccomp",
-    "namespaces"). tier and report say what protects. Raises UserError where it cannot protect.
+    profile: what programs may import and use, "train" or "eval" (profiles.py). limits: values for the
+    profile's cpu_s, wall_s or mem_mb. without: layers to leave out ("seccomp", "namespaces"), for tests of the
+    tiers. Raises UserError where it cannot protect.
     """
 
     def __init__(self, workers: int = 0, without: tuple[str, ...] = (), profile: str = "train",
@@ -111,7 +114,7 @@ class Sandbox(Verifier):
             raise
 
     def send_canaries(self) -> dict[str, str]:
-        """Harmless attacks through the normal path -> name: what happened."""
+        """Runs harmless attacks through the normal path and returns what each met, by its name."""
         verdict, = self.run([Job(CANARY, tuple(map(repr, CANARIES)))])
         met = {}
         for name, output, error in zip(CANARIES, verdict.outputs, verdict.errors):
@@ -120,24 +123,28 @@ class Sandbox(Verifier):
         return met | {"endless loop": "refused: timeout" if end == "timeout" else end}
 
     def find_tier(self) -> str:
-        """The tier, by the layers and what the canaries meet. Raises UserError where one gets past."""
+        """Returns the tier, by the layers and by what the canaries meet. Raises UserError where one gets past."""
         layers = self.report
-        holes = [f"{name} ({layers.get(name)})" for name in REQUIRED if layers.get(name) != "ok"]
+        holes = []
+        for name in REQUIRED:
+            if layers.get(name) != "ok":
+                holes.append(f"{name} ({layers.get(name)})")
         if not holes:
             verdict, = self.run([Job("def f(x): return {x: (x,)}", ("2",), deterministic=True)])
             if verdict.outputs != ('{"d":[[2,{"t":[2]}]]}',):
                 raise UserError(f"no program runs in this sandbox: {layers}")
-            met, stopped = self.send_canaries(), ("refused", "violation")
-            holes = [f"{name} ({how})" for name, how in met.items() if not how.startswith(stopped)]
-            layers["canaries"] = met
+            layers["canaries"] = self.send_canaries()
+            for name, how in layers["canaries"].items():
+                if not how.startswith(("refused", "violation")):
+                    holes.append(f"{name} ({how})")
         if holes:
             raise UserError("The sandbox refuses to run model code here, because a program could get past "
                              f"it: {'; '.join(holes)}. Use Linux on x86-64 or aarch64 with seccomp.")
         return "full" if layers["empty_root"] == "ok" else "no namespaces"
 
     def run(self, jobs: list[Job]) -> list[Verdict]:
-        """The jobs' verdicts, in order. Never raises for anything that a program does. Where a child
-        ends before it has answered all of its inputs, the others run again, each in a child of its own."""
+        """Returns the jobs' verdicts, in order. Never raises for anything that a program does. If a child ends
+        before it has answered all of its inputs, the others run again, each in a child of its own."""
         with self.lock:
             return [conclude(case) for case in self.scheduler.work_off(jobs)]
 
@@ -147,13 +154,17 @@ class Sandbox(Verifier):
 
 
 def folder_of(packages: tuple[str, ...]) -> str:
-    """The folder in which this interpreter finds the first of some packages; "" where it has none of them."""
-    found = find_spec(packages[0]) if packages else None
-    return os.path.dirname(os.path.dirname(os.path.abspath(found.origin))) if found else ""
+    """Returns the folder in which this interpreter finds the first of some packages, or "" if it has none."""
+    if not packages:
+        return ""
+    found = find_spec(packages[0])
+    if found is None:
+        return ""
+    return os.path.dirname(os.path.dirname(os.path.abspath(found.origin)))
 
 
 class PortableVerifier(Verifier):
-    """What Sandbox does, for programs of the micro prompt format alone, wherever Python runs: portable.py
+    """Does what Sandbox does for programs of the micro prompt format alone, wherever Python runs. portable.py
     interprets them in this process, so that there is nothing to wall in."""
     tier = "portable"
 
@@ -161,11 +172,11 @@ class PortableVerifier(Verifier):
         self.report = dict(tier=self.tier, why=why)
 
     def run(self, jobs: list[Job]) -> list[Verdict]:
-        """As Sandbox.run. One run says what several would: the language has no source of chance."""
+        """Returns the jobs' verdicts, in order. Each program runs once, because the language has no chance."""
         return [self.judge(job) for job in jobs]
 
     def judge(self, job: Job) -> Verdict:
-        """The verdict on one job."""
+        """Returns the verdict on one job."""
         began = time.process_time()
         case = Case(job)
         end = "ok"
@@ -179,8 +190,8 @@ class PortableVerifier(Verifier):
 
 
 def open_sandbox(kind: str, prompt_format: str, workers: int = 0) -> Verifier:
-    """The verifier of programs in a prompt format: "fork", "portable" (micro alone), or "auto", the fork
-    where its walls can be had. Raises UserError where there is none for this format here."""
+    """Returns the verifier of programs in a prompt format: "fork", "portable" (format micro alone), or "auto",
+    the fork where its walls can be had. Raises UserError if this machine has none for the format."""
     if kind == "portable":
         return PortableVerifier()
     try:
@@ -192,12 +203,14 @@ def open_sandbox(kind: str, prompt_format: str, workers: int = 0) -> Verifier:
 
 
 def conclude(case: Case) -> Verdict:
-    """A Case's Verdict. seen[pass][input] = (end, [(output, error), ...]): of each call a value's text and
-    None, or None and a reason."""
+    """Returns the Verdict on what was seen of a job. case.seen[pass][input] is (end, claims), with a claim
+    (output, error) of each call: a value's text and None, or None and a reason."""
     outputs, errors, ends = [], [], []
     for i in range(len(case.job.inputs)):
         end, claims = case.seen[0][i]
-        output, error = claims[0] if claims else (None, end)
+        output, error = None, end
+        if claims:
+            output, error = claims[0]
         ends.append(end)
         # What a later pass saw can only take away from what the first one claims.
         for seen in case.seen[1:]:
@@ -210,8 +223,8 @@ def conclude(case: Case) -> Verdict:
                 output, error = None, "nondeterministic"
         outputs.append(output)
         errors.append(error)
-    end = next((end for end in ends if end != "ok"), "ok")
-    return Verdict(end, tuple(outputs), tuple(errors), case.cpu_s)
+    failed = [end for end in ends if end != "ok"]
+    return Verdict((failed + ["ok"])[0], tuple(outputs), tuple(errors), case.cpu_s)
 
 
 # name: what a program must not get done; each is refused with an exception or kills the program
@@ -245,7 +258,7 @@ REQUIRED = "seccomp", "no_new_privs", "limit_as", "limit_core", "limit_fsize"
 
 
 def main() -> None:
-    """The command line. Raises UserError where the sandbox cannot protect."""
+    """Runs the command line. Raises UserError where the sandbox cannot protect."""
     parser = parser_of("verifier.py", "The verifier checks itself; exit code 0: the sandbox protects.")
     parser.add_argument("--self-check", action="store_true", required=True,
                         help="print the tier, the layers and the canaries")

@@ -21,7 +21,7 @@ import types
 if __name__ == "__main__":
     sys.path[0] = os.path.dirname(sys.path[0])          # the folder of the package, not the package
 
-from sandbox import walls
+from sandbox import scripts, walls
 from sandbox.profiles import DONE, GO, LATE, ON_TIME, PROFILES, STARVED, Profile
 from sandbox.values import Unsupported, encode
 
@@ -55,19 +55,28 @@ def reason(error: BaseException) -> bytes:
         return b"error: Exception: (cannot be printed)"
 
 
+def load(code: str, entry: str) -> object:
+    """Executes a program and returns the function of this name. Raises whatever the program does."""
+    module = sys.modules["program"] = types.ModuleType("program")
+    exec(compile(code, "<program>", "exec", dont_inherit=True), module.__dict__)
+    if entry not in module.__dict__:
+        raise NameError(f"the program defines no {entry}")
+    return module.__dict__[entry]
+
+
 def perform(job: tuple, write: object, profile: Profile) -> None:
     """The untrusted side: whatever happens or is faked in here is only a claim about values."""
     code, entry, inputs, order = job
-    calls = [arguments(inputs[i]) for i in order]       # before the program can change what a literal is
     failed = None
-    try:
-        module = sys.modules["program"] = types.ModuleType("program")
-        exec(compile(code, "<program>", "exec", dont_inherit=True), module.__dict__)
-        if entry not in module.__dict__:
-            raise NameError(f"the program defines no {entry}")
-        function = module.__dict__[entry]
-    except BaseException as e:
-        failed = reason(e)
+    if entry is None:                                   # a whole program, whose input is in its standard input
+        calls = [(code,)]
+        function = scripts.run_whole
+    else:
+        calls = [arguments(inputs[i]) for i in order]   # before the program can change what a literal is
+        try:
+            function = load(code, entry)
+        except BaseException as e:
+            failed = reason(e)
     write(b"\n")                                        # what dies from here on dies of one of its inputs
     for args in calls:
         try:
@@ -85,10 +94,12 @@ def perform(job: tuple, write: object, profile: Profile) -> None:
 def child(size: int, cpu_s: float, wall: list, profile: Profile) -> None:
     """Runs in the forked child and never returns."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)         # default action: die. The filter forbids to change it
-    job = marshal.loads(os.pread(JOB, size, 0))     # trainer to child is the trusted direction
+    job = marshal.loads(os.pread(JOB, size, 0))         # trainer to child is the trusted direction
+    if job[1] is None:
+        os.close(scripts.give_streams(JOB, size))
     os.closerange(JOB, PROC + 1)
     walls.wall_in(wall)
-    os.write(RESULT, b">")             # what ended before this was no doing of the program's
+    os.write(RESULT, b">")                              # what ended before this was no doing of the program's
     perform(job, lambda line: os.write(RESULT, line), profile)
     os._exit(0)
 

@@ -122,12 +122,16 @@ class ForkServer:
         raise OSError(f"the sandbox cannot start {sys.executable}: {words}")
 
     def start(self, run: ChildRun, cpu_s: float, wall_s: float) -> None:
-        """Puts a run into the shared job file, its input first, and asks for a child that runs it."""
+        """Puts a run into the shared job file, and asks for a child that runs it."""
         job = run.case.job
-        body = marshal.dumps((job.code, job.entry, job.inputs, run.order))
+        inputs, stdin = job.inputs, b""
+        if job.entry is None:
+            inputs, stdin = (), inputs[run.order[0]].encode("utf-8", "replace")
+        body = marshal.dumps((job.code, job.entry, inputs, run.order))
+        os.ftruncate(self.job, 0)
         os.ftruncate(self.result, 0)
         os.lseek(self.result, 0, os.SEEK_SET)
-        os.pwrite(self.job, body, 0)
+        os.pwrite(self.job, body + stdin, 0)
         self.run, self.deadline = run, time.monotonic() + wall_s + 2
         try:
             self.control.sendall(GO.pack(len(body), int(cpu_s * 1000), int(wall_s * 1000)))
@@ -275,6 +279,8 @@ class Scheduler:
             for i in order:
                 case.seen[0][i] = ("too big", [])
         elif order:
+            if case.job.entry is None:
+                order = order[:1]
             queue.append(ChildRun(case, 0, order))
 
     def begin(self, run: ChildRun) -> None:
@@ -327,6 +333,12 @@ class Scheduler:
                 queue.appendleft(ChildRun(case, run.which, (i,) * CALLS[run.which]))
             else:
                 seen[i] = (end, [])
+        if job.entry is None and len(seen) < len(job.inputs):
+            queue.appendleft(ChildRun(case, 0, (len(seen),)))
+            if end != "ok" and job.give_up:
+                queue.popleft()
+                for i in range(len(seen), len(job.inputs)):
+                    seen[i] = ("not run", [])
         # A pass takes the inputs on which the one before it returned; the next begins where it has seen all.
         given = job.inputs
         if run.which > 0:
