@@ -164,6 +164,29 @@ def fits(s: Setup, prompt: Prompt) -> bool:
     return len(rendered.ids) + s.cfg.max_new_tokens <= s.base.model.cfg.max_position_embeddings
 
 
+def write(
+    s: Setup,
+    prompts: list[Prompt],
+    slots: list[int],                   # who answers each prompt; -1 = the frozen base
+    keys: list[tuple[int, ...]],        # what the draws of each row depend on
+    n: int,
+    temperature: float,
+    desc: str = "",                     # title of the progress bar
+) -> tuple[Rollout, list[str]]:
+    """Returns n answers to each prompt: the rollout, and the texts, each with the opening that its prompt began
+    for it. Answer j to prompt i is row i * n + j. All prompts have one text that ends an answer."""
+    base = s.base
+    asked = [render(prompt, base.prompt_format, base.tokenizer) for prompt in prompts]
+    closing, = {rendered.closing for rendered in asked}
+    sampling = SamplingParams(n, temperature, s.cfg.max_new_tokens, s.cfg.rollout_batch, closing, desc)
+    ids = [rendered.ids for rendered in asked]
+    rollout = generate(base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks)
+    texts = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
+    for row, text in enumerate(texts):
+        texts[row] = asked[row // n].opening + text
+    return rollout, texts
+
+
 def ask(
     s: Setup,
     prompts: list[Prompt],
@@ -173,27 +196,15 @@ def ask(
     n: int,
     temperature: float | None = None,   # None = cfg.temperature
 ) -> tuple[Rollout, list[str]]:
-    """n answers to each prompt: the rollout, and the answers' texts, each with the opening that its prompt
-    began for it."""
-    cfg, base = s.cfg, s.base
+    """Returns what `write` returns, with the draws of a phase of the run."""
     if temperature is None:
-        temperature = cfg.temperature
-    # from here on by row: answer j to prompt i is row i * n + j
-    asked = [render(prompt, base.prompt_format, base.tokenizer) for prompt in prompts]
-    keys = []                           # what each row's draws depend on
+        temperature = s.cfg.temperature
+    keys = []
     for row in range(n * len(prompts)):
         # numpy takes no negative number into a key: 1 more of the slot, as the base's is -1, and of the step
-        keys.append((cfg.seed, step + 1, phase, slots[row // n] + 1, row))
-
-    closing, = {rendered.closing for rendered in asked}         # of one format and phase
+        keys.append((s.cfg.seed, step + 1, phase, slots[row // n] + 1, row))
     desc = TITLES.get(phase, "") if s.shows_bars else ""
-    sampling = SamplingParams(n, temperature, cfg.max_new_tokens, cfg.rollout_batch, closing, desc)
-    ids = [rendered.ids for rendered in asked]
-    rollout = generate(base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks)
-    texts = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
-    for row, text in enumerate(texts):
-        texts[row] = asked[row // n].opening + text
-    return rollout, texts
+    return write(s, prompts, slots, keys, n, temperature, desc)
 
 
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
