@@ -87,6 +87,17 @@ def probe(s: Setup, state: State, proposed: list[ProposalRecord], step: int) -> 
     return row
 
 
+def heldout_mean(row: dict) -> float | None:
+    """Returns the students' mean accuracy on held-out tasks in a line of metrics.jsonl; None without a probe."""
+    return mean(row.get("heldout_greedy", {}).values())
+
+
+def is_best(probes: dict, history: list[dict]) -> bool:
+    """Whether a step's probe is the highest of the run so far; history: the lines of the steps before."""
+    own = heldout_mean(probes)
+    return own is not None and all(own > before for row in history if (before := heldout_mean(row)) is not None)
+
+
 # --- a step's line of metrics.jsonl -------------------------------------------------------------------------
 
 def describe(proposed: list[ProposalRecord]) -> dict:

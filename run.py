@@ -4,6 +4,7 @@
     out/NAME/step_N/state.json                    members, totals, and how long each log was
     out/NAME/step_N/S0/adapter_model.safetensors  one PEFT directory a member
     out/NAME/step_N/optimizer/S0.safetensors      its moments, once it has learned
+    out/NAME/best                                 a link to the step_N whose students did best at a probe
 
 A checkpoint is written under a temporary name and renamed: a kill at any moment leaves the previous one whole. Resuming
 cuts the logs back to where they were then, so that no step stands there twice.
@@ -65,6 +66,25 @@ class RunDir:
         """Numbers of the complete checkpoints, ascending."""
         found = [path.name.removeprefix("step_") for path in self.path.glob("step_*")]
         return sorted(int(n) for n in found if n.isdigit())      # "12.part" is not complete
+
+    def best(self) -> str:
+        """Name of the checkpoint whose students did best at a probe; "" where none is marked."""
+        link = self.path / "best"
+        return os.readlink(link) if link.is_symlink() else ""
+
+    def mark_best(self, step: int) -> None:
+        """Let `best` point to a checkpoint. A kill in between leaves the old link."""
+        if self.writes:
+            part = self.path / "best.part"
+            part.unlink(missing_ok=True)
+            part.symlink_to(f"step_{step}", target_is_directory=True)
+            part.replace(self.path / "best")
+
+    def prune(self, keep: int) -> None:
+        """Remove all checkpoints but the last `keep` and the best."""
+        for old in self.steps()[:-keep]:
+            if f"step_{old}" != self.best():
+                shutil.rmtree(self.path / f"step_{old}")
 
     def config(self) -> dict:
         """The flags that the run was started with."""
@@ -171,7 +191,7 @@ def founders(cfg: Config) -> list[Member]:
 def init_state(setup: Setup) -> State:
     """The state before step 0: fresh members (or --init), the archive's seeds, the held-out tasks."""
     cfg, adapters = setup.cfg, setup.adapters
-    given = sorted(Path(cfg.init).glob("*/adapter_config.json"), key=lambda path: member_order(path.parent.name))
+    given = sorted(members_dir(cfg.init).glob("*/adapter_config.json"), key=lambda path: member_order(path.parent.name))
     demand(not cfg.init or len(given) == adapters.n_members, f"--init {cfg.init} holds {len(given)} adapters for "
            f"{adapters.n_members} members")
     for slot in range(adapters.n_members):
@@ -256,6 +276,16 @@ def task_of(row: dict) -> Task:
 
 # --- checkpoints --------------------------------------------------------------------------------------------
 
+def members_dir(path: str | Path) -> Path:
+    """Returns the directory that holds one PEFT directory for each member. Of a run that is its best checkpoint, or
+    its last one where no probe has marked a best. Any other directory, such as a checkpoint, is returned as it is."""
+    run = RunDir(path, writes=False)
+    if (run.path / "best").exists():
+        return run.path / "best"
+    steps = run.steps()
+    return run.path / f"step_{steps[-1]}" if steps else run.path
+
+
 def slots(members: list[Member]) -> dict[int, str]:
     """Slot -> the name under which its adapter is saved: the first of those that share it."""
     return {m.slot: m.name for m in reversed(members)}
@@ -280,8 +310,7 @@ def save(run: RunDir, state: State, setup: Setup) -> None:
     (part / "state.json").write_text(json.dumps(metadata))
     os.sync()                           # on the disk before the name says so
     part.rename(final)
-    for old in run.steps()[:-setup.cfg.keep]:
-        shutil.rmtree(run.path / f"step_{old}")
+    run.prune(setup.cfg.keep)
 
 
 def read_state(run: RunDir, step: int) -> tuple[list[Member], Archive, dict]:

@@ -29,7 +29,7 @@ from common import demand, leave
 from ranks import Ranks
 from config import FREE, Config, config_of, flags_of, parse_args, spelled
 from evolve import ROLES, Member, members_of
-from measure import HEADER, alarms, format_task, line, measures, probe, summary
+from measure import HEADER, alarms, format_task, is_best, line, measures, probe, summary
 from run import RunDir, State, Stopwatch, choose_directory, environment, init_state, populate, prepare, restore, save, task_rows
 from selfplay import RATINGS, ProposalRecord, Setup
 from trueskill_lite import child_rating
@@ -65,6 +65,9 @@ def train(setup: Setup, state: State, run: RunDir, enough: Enough = None) -> Non
         solved, attempts = selfplay.solve(setup, pairs, proposed, step)
         clock.lap("solve")
         probes = probe(setup, state, proposed, step)
+        if is_best(probes, history):                # the state is still the one that was probed
+            save(run, state, setup)
+            run.mark_best(step)
         clock.lap("probe")
 
         # 4. reward and update: one batch for all members, each learns from its own rows; then the ratings
@@ -190,7 +193,8 @@ def main(cfg: Config, enough: Enough = None) -> RunDir:
                   f"process(es) on {ranks.device}, sandbox: {sandbox.tier}\n{HEADER}", flush=True)
         train(setup, state, run, enough)
     if run.writes and run.rows("metrics.jsonl"):
-        print(f"{summary(run.rows('metrics.jsonl'))}\neverything lies in {run.path}")
+        best = f"\nthe best checkpoint is {run.path}/best ({run.best()})" if run.best() else ""
+        print(f"{summary(run.rows('metrics.jsonl'))}{best}\neverything lies in {run.path}")
     return run
 
 
