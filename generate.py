@@ -2,16 +2,17 @@
 
     generate     deals the prompts out to the processes
     decode       lets prompts in where rows have ended, then takes steps, until all answers are there
-    DecodeBatch  the rows that decode side by side: `admit` runs prompts, `step` gives every row a token more
-    sample       draws by inverting the cumulative distribution at a number that hangs on the row's key alone
+    DecodeBatch  holds the rows that decode side by side: `admit` runs prompts, `step` gives every row a token
+    sample       draws a token by inverting the cumulative distribution at a random number. The number depends
+                 only on the row's key, so a run can be repeated.
 
-A prompt is run once for all answers to it. A token lies in the cache slot of its position: no padding. On a
-CUDA card the cache is paged and a step works in place: one CUDA graph holds it while the batch has its size.
+A prompt is run once for all answers to it. A token lies in the cache slot of its position, so there is no
+padding. On a GPU a step never looks at a value, so a CUDA graph can hold its thousand launches.
 """
-import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,21 +20,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from attention import KVCache, PagedCache, paged_kernel
 from common import demand
-from ranks import ALONE, Ranks, send
 from lora import Adapters, AdapterWeights, Route
-from model import Base, closing_table
+from model import Base, KVCache
+from ranks import ALONE, Ranks, send
 
 BELOW_1 = 1 - 2 ** -23      # largest number whose product with a float32 total cannot round up to the total
 BLOCK = 512                 # probabilities of a vocabulary that are summed apart: see draw
 PREFILL = 1 << 12           # padded tokens of prompts run at a time: never a long prompt of each row at once
-PATIENCE = {"cuda": 8}      # steps between looks at who has ended: each makes the processor wait for the GPU
+PATIENCE = 8                # steps between looks at who has ended, on a GPU: each look waits for it
+SLOTS = 256                 # there a step looks at a multiple of this many slots: one graph serves for them
 
 
 @dataclass
 class Rollout:
-    """N rows, padded on the right: a prompt, then the sampled answer with its end token (absent if cut off).
+    """Holds N rows, padded on the right: a prompt, then the sampled answer with its end token, if it has one.
     Masks come from the lengths, never from tokens. logp[:, t] scores ids[:, t] under what it was drawn
     from."""
     ids: Tensor                  # (N, T) int64
@@ -44,44 +45,48 @@ class Rollout:
 
     @property
     def n_tokens(self) -> Tensor:
-        """Answer tokens per row (N,)."""
+        """Returns the number of answer tokens of each row (N,)."""
         return self.length - self.prompt_len
 
     @property
     def mask(self) -> Tensor:
-        """(N, T) true on answer tokens."""
+        """Returns (N, T), true on answer tokens."""
         t = torch.arange(self.ids.shape[1], device=self.ids.device)
         return (t >= self.prompt_len[:, None]) & (t < self.length[:, None])
 
     def answers(self, eos_ids: tuple[int, ...]) -> list[list[int]]:
-        """The answers' token ids without end tokens."""
+        """Returns the answers' token ids without end tokens."""
         found = []
         for ids, start, end in zip(self.ids.tolist(), self.prompt_len.tolist(), self.length.tolist()):
             found.append([token for token in ids[start:end] if token not in eos_ids])
         return found
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Rollout":
-        """The same change of every tensor, all of which have a row for each answer."""
-        tensors = {f.name: change(getattr(self, f.name)) for f in fields(self)}
-        return Rollout(**tensors)
+        """Returns the rollout after the same change of every tensor."""
+        changed = {}
+        for f in fields(self):
+            changed[f.name] = change(getattr(self, f.name))
+        return Rollout(**changed)
 
     def select(self, rows: Tensor) -> "Rollout":
-        """The given rows (n,), cut to their longest."""
+        """Returns the given rows (n,), cut to their longest."""
         kept = self.map(lambda x: x[rows])
         return kept.widened(int(kept.length.max()))
 
     def to(self, device: torch.device | str) -> "Rollout":
-        """The same rows in another device's memory."""
+        """Returns the same rows in another device's memory."""
         return self.map(lambda x: x.to(device))
 
     def widened(self, T: int) -> "Rollout":
-        """The same rows, padded or cut to T tokens."""
+        """Returns the same rows, padded or cut to T tokens."""
         missing = (0, T - self.ids.shape[1])            # to the left and right; below 0 F.pad cuts
-        return replace(self, ids=F.pad(self.ids, missing), logp=F.pad(self.logp, missing))
+        ids = F.pad(self.ids, missing)
+        logp = F.pad(self.logp, missing)
+        return replace(self, ids=ids, logp=logp)
 
     @staticmethod
     def cat(parts: list["Rollout"]) -> "Rollout":
-        """Join the rows of several rollouts, padding to the longest."""
+        """Returns the rows of several rollouts, padded to the longest."""
         T = max(part.ids.shape[1] for part in parts)
         parts = [part.widened(T) for part in parts]
         joined = {}
@@ -92,7 +97,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is asked of whom. Row i * n + j of a rollout is answer j to prompt i."""
+    """Says what is asked of whom. Row i * n + j of a rollout is answer j to prompt i."""
     ids: list[list[int]]                            # tokens of each prompt
     member: list[int]                               # who answers each; -1 = bare base
     keys: list[tuple[int, ...]]                     # of each row: the source of its draws
@@ -100,7 +105,7 @@ class Prompts:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How answers are drawn. At most rollout_batch rows decode together, but n at least."""
+    """Says how answers are drawn. At most rollout_batch rows decode together, but n at least."""
     n: int = 1                                      # answers to each prompt
     temperature: float = 1.0                        # 0 = greedy
     max_new_tokens: int = 128
@@ -110,8 +115,9 @@ class SamplingParams:
 
 
 def draw(probs: Tensor, u: Tensor) -> Tensor:
-    """Index (B,) where the running sum of probabilities (B, V) passes u (B,) in [0, 1) times the whole sum.
-    First among blocks, then within one: a card would write and read the sums of a whole vocabulary."""
+    """Returns the index (B,) where the running sum of probabilities (B, V) passes u (B,) in [0, 1) times the
+    whole sum. It is found among blocks first, then within one, because a card would write and read the sums
+    of a whole vocabulary."""
     V = probs.shape[1]
     size = min(V, BLOCK)
     blocks = F.pad(probs, (0, -V % size)).unflatten(1, (-1, size))      # (B, blocks, size)
@@ -128,8 +134,8 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, temperature: float, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one token per row of logits (B, V) by u (B,) in [0, 1); at temperature 0 take the likeliest.
-    Returns ids (B,) and their float32 log-probabilities (B,) when tempered (of greedy ones: untempered)."""
+    """Draws a token for each row of logits (B, V) by u (B,) in [0, 1); temperature 0 takes the likeliest.
+    Returns ids (B,) and their float32 log-probabilities (B,) at this temperature, or at 1 if it is 0."""
     logits = logits.float()
     if temperature:
         logp = (logits / temperature).log_softmax(-1)
@@ -140,12 +146,43 @@ def sample(logits: Tensor, temperature: float, u: Tensor) -> tuple[Tensor, Tenso
     return ids, logp.gather(1, ids[:, None]).squeeze(1)
 
 
-class DecodeBatch:
-    """B places, in which a call's N rows decode side by side: L answer tokens at most.
+@lru_cache(maxsize=2)
+def closing_table(tokenizer: object, tag: str, vocab_size: int, device: torch.device) -> Tensor | None:
+    """Returns a table (len(tag) + 1, vocab_size) uint8 that finds `tag` in whatever tokens it is written.
 
-    `rows` is the rollout as it grows, with a spare last column; u (N, L + 1) are the numbers that its answers
-    are drawn by. Of the places: which row (B,) decodes there, its latest token, which is not in the cache
-    yet, that token's position, and t, the answer's tokens so far; t = L where no row decodes.
+    If a text ends in the first k characters of the tag, then with one token more it ends in the first
+    table[k, token] of them; k = len(tag) is never left. The tag is printable ASCII without spaces, because a
+    vocabulary writes nothing else as it is. Returns None without a tag.
+    """
+    if not tag:
+        return None
+
+    def n_matched(text: str) -> int:
+        """Returns how many characters of the tag a text ends in, all of them if it contains the tag."""
+        if tag in text:
+            return len(tag)
+        k = len(tag) - 1
+        while not text.endswith(tag[:k]):       # which every text does with the first 0
+            k -= 1
+        return k
+
+    table = torch.zeros(len(tag) + 1, vocab_size, dtype=torch.uint8)
+    for text, token in tokenizer.get_vocab().items():
+        takes_part = text in tag or tag[0] in text or tag[-1] in text
+        if not takes_part or token >= vocab_size:           # of most tokens the column stays 0
+            continue
+        for k in range(len(tag)):
+            table[k, token] = n_matched(tag[:k] + text)     # of all texts that end so: only the end counts
+    table[-1] = len(tag)
+    return table.to(device)
+
+
+class DecodeBatch:
+    """Holds B places, in which the N rows of a call decode side by side.
+
+    `rows` is the rollout as it grows, with a spare last column; u (N, L + 1) are the numbers by which its
+    answers of at most L tokens are drawn. A place has a row, its latest token, which is not in the cache yet,
+    that token's position, and t, the number of the answer's tokens so far; t = L if no row decodes there.
     """
 
     def __init__(self, base: Base, adapters: Adapters | None, prompts: Prompts, sampling: SamplingParams):
@@ -177,31 +214,30 @@ class DecodeBatch:
         self.closing = closing_table(base.tokenizer, sampling.closing, cfg.vocab_size, device)
         self.n_matched = torch.zeros_like(length)       # characters of the closing text that a row ends with
 
-        # the places: all idle, t = L
+        # the places, all of them idle
         B = min(N, max(1, sampling.rollout_batch // n) * n)
-        kernel = paged_kernel(cfg, dtype, device)
-        self.paged = kernel is not None
-        if self.paged:
-            self.cache = PagedCache(cfg, B, S, dtype, device, kernel)
-        else:
-            self.cache = KVCache(cfg, B, S, dtype, device)
+        self.n_slots = S
+        self.unit = SLOTS if base.graphs else 1         # slots are looked at in multiples of this
+        self.cache = KVCache(cfg, B, up(S, self.unit), dtype, device)
         self.weights = None
         if adapters:
-            self.weights = AdapterWeights(adapters, member, dtype, in_graph=self.paged)
+            self.weights = AdapterWeights(adapters, member, dtype, in_graph=base.graphs)
         self.row = torch.arange(B, device=device)
         self.token = torch.zeros_like(self.row)
         self.position = torch.zeros_like(self.row)
         self.t = torch.full_like(self.row, L)
-        self.stepper = None                             # takes a step while the places stay as they are
+        self.graphs = Graphs(device)
+        self.n_filled = 0                               # slots of the furthest row; 0 = to be counted anew
+        self.lora = None                                # what adds the adapters of the rows that are here
 
     def route(self, row: Tensor, one_token: bool = False) -> Route | None:
-        """What adds the adapters of these rows' (n,) members; None for the bare base."""
+        """Returns what adds the adapters of these rows' (n,) members; None for the bare base."""
         if self.weights is None:
             return None
         return self.weights.route(self.rows.member[row], one_token)
 
     def extend(self, row: Tensor, t: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the next token of rows (n,), whose answers have t (n,) tokens, by logits (n, V). Returns the
+        """Draws the next token of rows (n,), whose answers have t (n,) tokens, by logits (n, V). Returns the
         tokens and the new t. What a row draws when it has ended, at t = L, lands in the spare column."""
         rows = self.rows
         token, logp = sample(logits, self.sampling.temperature, self.u[row, t])
@@ -219,7 +255,7 @@ class DecodeBatch:
         return token, torch.where(live & ~ended, t + 1, self.L)
 
     def admit(self, prompts: list[int]) -> None:
-        """Run these prompts, by number, for n rows each, in the first places that are idle."""
+        """Runs these prompts, by number, for n rows each, in the first places that are idle."""
         model, rows, n = self.base.model, self.rows, self.n
         device = self.t.device
         first = send(torch.tensor(prompts), device) * n             # (m,) row of each prompt's first answer
@@ -242,91 +278,92 @@ class DecodeBatch:
         self.token[places] = token
         self.position[places] = rows.prompt_len[row]
         self.t[places] = t
-        if not self.paged:                      # other members, or another order: it needs another route
-            self.stepper = None
+        self.n_filled = 0
 
     def keep(self, kept: Tensor) -> None:
-        """Drop all places but the given ones (n,)."""
+        """Drops all places but the given ones (n,)."""
         self.cache.select(kept)
         for name in ("row", "token", "position", "t"):
             setattr(self, name, getattr(self, name)[kept])
-        self.stepper = None
+        self.graphs = Graphs(self.t.device)                 # the old ones work on the old tensors
+        self.n_filled = 0
 
-    def step(self, route: Route | None) -> None:
-        """One more token for every row, in place and without a look at any value, so that a GPU can run ahead
-        and a CUDA graph can hold it."""
+    def step(self) -> None:
+        """Gives every row one more token, in place. With graphs it looks at no value and has the same shapes
+        whoever comes and goes, so that a GPU can run ahead and a CUDA graph can hold it."""
         model = self.base.model
-        hidden = model(self.token[:, None], self.position[:, None], cache=self.cache, lora=route)  # (B, 1, C)
+        lora = self.lora
+        if self.base.graphs:
+            lora = self.route(self.row)
+        hidden = model(self.token[:, None], self.position[:, None], cache=self.cache, lora=lora)  # (B, 1, C)
         token, t = self.extend(self.row, self.t, model.logits(hidden[:, 0]))
         self.token.copy_(token)
         self.t.copy_(t)
         self.position += t < self.L
 
-    def make_stepper(self) -> Callable[[], None]:
-        """What takes a step. In pages rows may come and go between two: the route is made from their members
-        within the step. Otherwise it has the route of the rows that are here, and looks at as many slots as
-        the furthest row fills."""
-        if self.paged:
-            return CUDAGraphRunner(lambda: self.step(self.route(self.row)), self.base.graphs)
-        self.cache.length = int(self.position.max())
-        route = self.route(self.row, one_token=True)
-        return lambda: self.step(route)
+    def advance(self) -> None:
+        """Takes a step, which looks at as many slots as the furthest row fills."""
+        if not self.n_filled:                               # the places have other rows than before
+            self.n_filled = int(self.position.max())
+            if not self.base.graphs:
+                self.lora = self.route(self.row, one_token=True)
+        self.n_filled = min(self.n_filled + 1, self.n_slots)
+        self.cache.length = up(self.n_filled, self.unit)
+        if self.base.graphs:
+            self.graphs.run(self.step, self.cache.length)
+        else:
+            self.step()
 
 
-@dataclass
-class CUDAGraphRunner:
-    """A step that is called over and over, as a CUDA graph where that works: one launch, not a thousand.
+def up(n: int, unit: int) -> int:
+    """Returns the multiple of a unit that is n or the next above it."""
+    return -(-n // unit) * unit
 
-    The third call is recorded and from then on replayed. All recordings share one pool of memory, so a graph
-    may not be replayed any more once another has been recorded. A step that cannot be recorded runs as it is;
-    so do all later ones, unless only memory was short.
+
+class Graphs:
+    """Takes the steps of a batch as CUDA graphs, one for each number of slots that are looked at.
+
+    The first step of a number runs as it is, because it loads kernels, which no recording may. The second is
+    recorded, and from then on replayed. Graphs share one pool of memory, because a step leaves nothing in it
+    that a later one reads. If a step cannot be recorded, all later ones of the process run as they are.
     """
-    can_record = True                       # this and what follows up to `stream`: of all runners together
-    pool = None                             # torch.cuda.MemPool
-    stream = None                           # on which graphs are recorded
-    step: Callable[[], None]
-    as_graph: bool
-    n_calls: int = 0
+    can_record = True
 
-    def __call__(self) -> None:
-        self.n_calls += 1
-        if self.as_graph and self.n_calls == 3 and CUDAGraphRunner.can_record:
-            self.record()                   # not earlier: the first calls load kernels, no recording may
-        self.step()
+    def __init__(self, device: torch.device):
+        self.on_gpu = device.type == "cuda"
+        self.recorded = {}                      # slots -> graph; None after the first step
+        self.pool = None
 
-    def record(self) -> None:
-        """Make the step a replay of its recording, which computes nothing."""
-        cls = CUDAGraphRunner
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()            # a private pool cannot use what the common one keeps
-        try:
-            if cls.pool is None:
-                cls.pool, cls.stream = torch.cuda.MemPool(), torch.cuda.Stream()
-            self.step = capture(self.step, cls.pool, cls.stream).replay
-        except RuntimeError as e:
-            cls.can_record = isinstance(e, torch.OutOfMemoryError)
-            print(f"note: decoding without a CUDA graph, as none could be recorded: {e}", file=sys.stderr)
-
-
-def capture(
-    step: Callable[[], None],
-    pool: "torch.cuda.MemPool",
-    stream: "torch.cuda.Stream",
-) -> "torch.cuda.CUDAGraph":
-    """A graph of what `step` launches. Raises the first error, not the one of ending a failed recording."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):                     # torch.cuda.graph would stay on it on failure
-        graph.capture_begin(pool.id, capture_error_mode="thread_local")         # NCCL's thread may go on
-        try:
+    def run(self, step: Callable[[], None], slots: int) -> None:
+        """Takes a step, or replays it."""
+        if slots in self.recorded and self.recorded[slots] is None:
+            self.record(step, slots)
+        graph = self.recorded.setdefault(slots)
+        if graph is None:
             step()
-            graph.capture_end()
-        except RuntimeError:
-            with contextlib.suppress(RuntimeError):
-                graph.capture_end()
-            with contextlib.suppress(RuntimeError):     # else all that follows is allocated in the pool
-                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool.id)
-            raise
-    return graph
+        else:
+            graph.replay()
+
+    def record(self, step: Callable[[], None], slots: int) -> None:
+        """Records a step, which computes nothing."""
+        if not (self.on_gpu and Graphs.can_record):
+            return
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()                # the pool cannot use what the common one keeps
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                graph.capture_begin(self.pool, capture_error_mode="thread_local")   # NCCL's thread may go on
+                try:
+                    step()
+                finally:
+                    graph.capture_end()
+            self.recorded[slots] = graph
+        except RuntimeError as error:
+            Graphs.can_record = False
+            first = error.__context__ or error          # that the recording could not be ended comes second
+            print(f"note: decoding without CUDA graphs, as none could be recorded: {first}", file=sys.stderr)
 
 
 @torch.inference_mode()
@@ -336,15 +373,17 @@ def decode(
     prompts: Prompts,
     sampling: SamplingParams,
 ) -> Rollout:
-    """The rows in this process, wider than the longest: let prompts in where enough rows have ended, the
-    longest first; drop the places of ended rows if no prompt waits and they are many; step; and so on."""
+    """Returns this process's rows, wider than the longest. New prompts, the longest first, take the places of
+    rows that have ended. When no prompt is left and many places are empty, the batch is made smaller."""
     batch = DecodeBatch(base, adapters, prompts, sampling)
     n, member, N = sampling.n, prompts.member, len(prompts.keys)
     # numbers of prompts, the longest first
     waiting = sorted(range(len(member)), key=lambda i: (-batch.lengths[i], member[i]))
-    # The share of idle places from which on they are dropped. They cost time in each step, in pages less,
-    # and to drop them costs some, too.
-    share = 1 / 2 if batch.paged else 1 / 4
+    # The share of idle places from which on they are dropped. They cost time in each step, but to drop them
+    # costs some, too: with graphs other ones are recorded.
+    share, patience = 1 / 4, 1
+    if base.graphs:
+        share, patience = 1 / 2, PATIENCE
     with tqdm(total=N, desc=sampling.desc, leave=False, disable=not sampling.desc) as bar:
         while True:
             # who has ended
@@ -357,21 +396,18 @@ def decode(
                 admit_next(batch, waiting, n_idle // n, member)
                 continue                        # their first tokens may have ended rows
             if n_idle == B:
-                batch.stepper = None            # a reference cycle would keep the batch's cache
                 return batch.rows
             if not waiting and n_idle >= B * share:
                 busy = batch.t < batch.L
                 batch.keep(busy.nonzero().squeeze(1))
 
             # a token more for all who are here
-            if batch.stepper is None:
-                batch.stepper = batch.make_stepper()
-            for _ in range(PATIENCE.get(batch.t.device.type, 1)):
-                batch.stepper()
+            for _ in range(patience):
+                batch.advance()
 
 
 def admit_next(batch: DecodeBatch, waiting: list[int], n: int, member: list[int]) -> None:
-    """Let the first n of the prompts in that wait, or all if they are fewer, those of a member together: as
+    """Admits the first n of the prompts that wait, or all if they are fewer, those of a member together, as
     many at a time as PREFILL allows."""
     chosen = sorted(waiting[:n], key=lambda i: member[i])
     del waiting[:n]
@@ -388,14 +424,16 @@ def generate(
     sampling: SamplingParams = SamplingParams(),
     ranks: Ranks = ALONE,
 ) -> Rollout:
-    """sampling.n answers to each prompt by its member, dealt out to `ranks`. Raises UserError where a prompt
-    is too long."""
+    """Returns sampling.n answers to each prompt by its member; the prompts are dealt out to `ranks`. Raises
+    UserError if a prompt is too long."""
     context = base.model.cfg.max_position_embeddings
     longest = max(map(len, prompts.ids))
     new = sampling.max_new_tokens
     n = sampling.n
-    demand(longest + new <= context, f"a prompt of {longest} tokens and an answer of {new} exceed the base's context "
-           f"of {context}: lower --max-new-tokens, or shorten the prompt")
+    demand(
+        longest + new <= context,
+        f"a prompt of {longest} tokens and an answer of {new} exceed the base's context of {context}: lower "
+        "--max-new-tokens, or shorten the prompt")
     assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
     # Each process takes every world-th prompt; all of them gather the rows, and put them into order.
     dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]

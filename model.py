@@ -1,15 +1,13 @@
 """The frozen base: Qwen2, Qwen3, Llama and Mistral by hand.
 
 Shapes: B rows, T tokens, S cache slots, C width, H heads, K kv heads, D head size, V vocabulary.
-Parameter names are Hugging Face's, so that weights/ loads a file by assigning it strictly. Caches,
-masks (attention.py has both) and adapters are arguments: the model itself holds nothing but weights. What
-architectures differ in are fields of ModelConfig, which weights/ reads from config.json, never
-classes.
+Parameter names are Hugging Face's, so that weights.py loads a file by assigning it strictly. Cache, mask and
+adapters are arguments: the model itself holds nothing but weights. Architectures differ in fields of
+ModelConfig, which weights.py reads from config.json, and in no class.
 """
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -18,9 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attention import Cache, Pages, additive, attend
-
-# Adds the adapters of each row's member: (paths, sizes, x, y) -> y of layers that share an input (lora.Route)
+# Adds the adapters of each row's member to the outputs y of layers that share the input x: lora.Route
 Lora = Callable[[tuple[str, ...], list[int], Tensor, Tensor], Tensor]
 
 
@@ -57,26 +53,28 @@ class Linear(nn.Linear):
     def __init__(self, path: str, n_in: int, n_out: int, bias: bool = False):
         super().__init__(n_in, n_out, bias=bias)
         self.path = path
+        self.scale = None                       # (out,) once the weight is in int8
 
 
 class FusedLinear:
-    """Layers that read the same x: one product computes them all once `fuse` has joined their weights.
+    """Computes layers that read the same x by one product, once `fuse` has joined their weights.
 
-    It is no Module: a state_dict of the model knows the layers alone, under Hugging Face's names.
+    It is no Module, so that a state_dict of the model names the layers alone, as Hugging Face does.
     """
 
     def __init__(self, *layers: Linear):
         self.layers = layers
         self.paths = tuple(layer.path for layer in layers)
         self.sizes = [layer.out_features for layer in layers]
-        # of all layers, one below the other, once they are fused
+        # the layers' own, one below the other, once they are fused
         self.weight = None                      # (sum of sizes, in)
+        self.scale = None                       # (sum of sizes,)
         self.bias = None                        # (sum of sizes,)
 
     @torch.no_grad()
     def fuse(self) -> None:
-        """Copy the layers' frozen weights into one tensor, of which they become views: after loading."""
-        for name in ("weight", "bias"):
+        """Copies the layers' frozen weights into one tensor, and makes them views of it."""
+        for name in ("weight", "scale", "bias"):
             parts = [getattr(layer, name) for layer in self.layers]
             if parts[0] is None:
                 continue
@@ -86,22 +84,68 @@ class FusedLinear:
                 setattr(layer, name, nn.Parameter(view, requires_grad=False))
 
     def __call__(self, x: Tensor, lora: Lora | None = None) -> Tensor:
-        """The layers' outputs (B, T, sum of sizes), side by side; before `fuse` computed one by one."""
-        if self.weight is not None:
+        """Returns the layers' outputs (B, T, sum of sizes), side by side; before `fuse` layer by layer."""
+        if self.weight is None:
+            y = torch.cat([layer(x) for layer in self.layers], -1)
+        elif self.scale is None:
             y = F.linear(x, self.weight, self.bias)
         else:
-            y = torch.cat([layer(x) for layer in self.layers], -1)
+            y = Int8Product.apply(x, self.weight, self.scale, self.bias)
         if lora is None:
             return y
         return lora(self.paths, self.sizes, x, y)
 
 
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns a weight (out, in) as integers q in -127 .. 127 and a scale (out,): row w is about scale * q,
+    with scale = max|w| / 127 (absmax, LLM.int8(), 2208.07339, section 2)."""
+    scale = (weight.abs().amax(1).float() / 127).to(weight.dtype)
+    scale[scale == 0] = 1                       # a row of zeros, or of numbers too small for the format
+    q = (weight.float() / scale.float()[:, None]).round().clamp(-127, 127)
+    return q.to(torch.int8), scale
+
+
+class Int8Product(torch.autograd.Function):
+    """Computes F.linear with an int8 weight. Keeps q for the backward pass, not the matrix made from it."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor, q: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        """Returns the product (..., out) of x (..., in) with q (out, in), times scale (out,)."""
+        ctx.save_for_backward(q, scale)
+        return F.linear(x, q * scale[:, None], bias)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Returns the gradient of x alone, because the rest is frozen."""
+        q, scale = ctx.saved_tensors
+        return grad @ (q * scale[:, None]), None, None, None
+
+
+class Float32Product(torch.autograd.Function):
+    """Computes h (M, C) times a frozen weight (V, C) of the same format, in float32 (M, V). torch.mm can, but
+    has no derivative where out_dtype is given."""
+
+    @staticmethod
+    def forward(ctx: object, h: Tensor, weight: Tensor) -> Tensor:
+        """Returns the product."""
+        ctx.save_for_backward(weight)
+        return torch.mm(h, weight.T, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor, None]:
+        """Returns the gradient (M, C) of h; the weight is frozen."""
+        [weight] = ctx.saved_tensors
+        return grad.to(weight.dtype) @ weight, None
+
+
 # --- rotary positions (RoFormer, 2104.09864) ----------------------------------------------------------------
 
 def rope_frequencies(cfg: ModelConfig, device: torch.device | str) -> Tensor:
-    """Angle per position of each pair of a head's numbers (D/2,) float32. linear divides every frequency by
-    `factor`; llama3 those of less than low_freq_factor turns within the context of pretraining, blending up
-    to high_freq_factor."""
+    """Returns the angle per position (D/2,) float32 of each pair of a head's numbers.
+
+    The rope_type "linear" divides every frequency by `factor`. "llama3" divides those that turn less than
+    low_freq_factor times within the context of pretraining, and blends up to high_freq_factor.
+    """
     scaling = cfg.rope_parameters
     D = cfg.head_dim
     pair = torch.arange(0, D, 2, device=device, dtype=torch.float32)
@@ -120,8 +164,8 @@ def rope_frequencies(cfg: ModelConfig, device: torch.device | str) -> Tensor:
 
 
 def rope_table(positions: Tensor, cfg: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin (B, 1, T, D) of positions (B, T), computed in float32 (RoFormer, eq. 34). The first half of
-    sin is negative, as `rotate` wants it."""
+    """Returns cos and sin (B, 1, T, D) of positions (B, T), computed in float32 (RoFormer, eq. 34). The first
+    half of sin is negative, as `rotate` wants it."""
     angle = positions[:, None, :, None].float() * rope_frequencies(cfg, positions.device)
     cos = angle.cos()
     sin = angle.sin()                   # (B, 1, T, D/2), of both halves of a head
@@ -131,27 +175,116 @@ def rope_table(positions: Tensor, cfg: ModelConfig, dtype: torch.dtype) -> tuple
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the halves (a, b) of each head (..., T, D): (a cos - b sin, b cos + a sin)."""
+    """Returns each head (..., T, D) with its halves (a, b) rotated: (a cos - b sin, b cos + a sin)."""
     half = x.shape[-1] // 2
     swapped = x.roll(half, -1)          # (b, a)
     return torch.addcmul(x * cos, swapped, sin)
+
+
+# --- attention ----------------------------------------------------------------------------------------------
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Returns outputs (B, H, T, D) of queries q (B, H, T, D) on keys and values k, v (B, K, S, D).
+
+    mask (B, 1, T, S) is 0 where a query sees a key, else -inf. Without a mask a query sees the keys up to its
+    own, and a row's only query sees them all.
+    """
+    B, H, T, D = q.shape
+    K = k.shape[1]
+    if T == 1:
+        # Decoding: one kv head's queries stand as its tokens: no repeated keys, no slow masked kernel
+        tokens = q.view(B, K, -1, D)                                    # (B, K, H/K, D)
+        y = F.scaled_dot_product_attention(tokens, k, v, attn_mask=mask)
+        return y.reshape(B, H, 1, D)
+    slow_if_unequal = mask is not None or q.dtype == torch.float32
+    if q.is_cuda and slow_if_unequal:           # no fast kernel takes fewer kv heads there: repeat them
+        k = k.repeat_interleave(H // K, 1)
+        v = v.repeat_interleave(H // K, 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns 0 where a boolean mask allows a key, else -inf. The kernels would do this in every layer."""
+    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return zeros.masked_fill_(~mask, -torch.inf)
+
+
+class KVCache:
+    """Holds keys and values (B, K, S, D) of each layer. A token lies in the slot of its position.
+
+    `length` is the number of slots that are looked at. A forward pass over several tokens fills them from 0
+    on; before each pass over one token a row, whoever decodes sets it beyond the furthest row's position.
+    """
+
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        n_rows: int,
+        n_slots: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ):
+        shape = (n_rows, cfg.num_key_value_heads, n_slots, cfg.head_dim)
+        self.keys, self.values = [], []
+        for _ in range(cfg.num_hidden_layers):
+            self.keys.append(torch.zeros(shape, dtype=dtype, device=device))
+            self.values.append(torch.zeros(shape, dtype=dtype, device=device))
+        self.length = 0
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps the given rows (n,) alone; layer by layer, because two whole caches may not fit."""
+        for all_layers in (self.keys, self.values):
+            for layer, x in enumerate(all_layers):
+                all_layers[layer] = x.index_select(0, rows)
+
+    def put(self, rows: Tensor, other: "KVCache", source: Tensor) -> None:
+        """Overwrites the given rows (n,) with the rows `source` (n,) of another cache, and with 0 behind. A
+        masked key's value is multiplied by 0, and the row's last tenant may have left NaN there."""
+        T = other.length
+        for x, y in zip(self.keys + self.values, other.keys + other.values):
+            x[rows, :, :T] = y[source]
+            x[rows, :, T:] = 0
+
+    def place(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the slots (B K,) in the flattened (B K S, D) keys of a token a row, at position (B,), and the
+        mask (B, 1, 1, length) of what each sees, itself and all before it."""
+        x = self.keys[0]
+        B, K, S, _ = x.shape
+        first = torch.arange(B * K, device=x.device) * S                # slot of each head's first token
+        slots = first + position.repeat_interleave(K)
+        seen = torch.arange(self.length, device=x.device) <= position[:, None]          # (B, length)
+        return slots, additive(seen[:, None, None], x.dtype)
+
+    def append(self, layer: int, k: Tensor, v: Tensor, slots: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Writes k, v (B, K, T, D) from slot 0 on, or one token a row into its slot. Returns all that is
+        looked at, (B, K, length, D)."""
+        keys, values = self.keys[layer], self.values[layer]
+        T, D = k.shape[2:]
+        if slots is None:
+            self.length = T
+            keys[:, :, :T] = k
+            values[:, :, :T] = v
+        else:
+            keys.view(-1, D).index_copy_(0, slots, k.reshape(-1, D))
+            values.view(-1, D).index_copy_(0, slots, v.reshape(-1, D))
+        return keys[:, :, :self.length], values[:, :, :self.length]
 
 
 # --- layers -------------------------------------------------------------------------------------------------
 
 @dataclass
 class Shared:
-    """What all blocks of a forward pass share beside the states: positions, mask, cache and adapters."""
+    """Holds what all blocks of a forward pass share beside the states."""
     cos: Tensor                     # (B, 1, T, D)
     sin: Tensor                     # (B, 1, T, D)
-    mask: Tensor | Pages | None     # what queries see; None = causal
-    cache: Cache | None
+    mask: Tensor | None             # (B, 1, T, S), 0 or -inf; None = causal
+    cache: KVCache | None
     slots: Tensor | None            # where the cache takes one token a row; None = from its beginning
     lora: Lora | None               # None = the bare base
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions: q, k and v are one product."""
+    """Computes grouped-query attention with rotary positions; q, k and v are one product."""
 
     def __init__(self, cfg: ModelConfig, layer: int, path: str):
         super().__init__()
@@ -174,7 +307,7 @@ class Attention(nn.Module):
         self.out = FusedLinear(self.o_proj)
 
     def forward(self, x: Tensor, shared: Shared) -> Tensor:
-        """x (B, T, C) -> (B, T, C)."""
+        """Returns the new states (B, T, C) of x (B, T, C)."""
         B, T, _ = x.shape
         H, K = self.H, self.K
         joint = self.qkv(x, shared.lora).view(B, T, -1, self.D)               # (B, T, H + K + K, D)
@@ -193,7 +326,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(silu(gate x) * up x): gate and up are one product."""
+    """Computes down(silu(gate x) * up x); gate and up are one product."""
 
     def __init__(self, cfg: ModelConfig, path: str):
         super().__init__()
@@ -206,13 +339,13 @@ class MLP(nn.Module):
         self.down = FusedLinear(self.down_proj)
 
     def forward(self, x: Tensor, lora: Lora | None) -> Tensor:
-        """SwiGLU (GLU Variants Improve Transformer, eq. 5; 2002.05202): x (B, T, C) -> (B, T, C)."""
+        """Returns SwiGLU (GLU Variants Improve Transformer, 2002.05202, eq. 5) (B, T, C) of x (B, T, C)."""
         gate, up = self.gate_up(x, lora).chunk(2, -1)
         return self.down(F.silu(gate) * up, lora)
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then + MLP(norm x)."""
+    """Computes x + attention(norm x), then adds MLP(norm x)."""
 
     def __init__(self, cfg: ModelConfig, layer: int):
         super().__init__()
@@ -223,33 +356,15 @@ class Block(nn.Module):
         self.mlp = MLP(cfg, f"{path}.mlp")
 
     def forward(self, x: Tensor, shared: Shared) -> Tensor:
-        """x (B, T, C) -> (B, T, C)."""
+        """Returns the new states (B, T, C) of x (B, T, C)."""
         x = x + self.self_attn(self.input_layernorm(x), shared)
         return x + self.mlp(self.post_attention_layernorm(x), shared.lora)
 
 
 # --- the model ----------------------------------------------------------------------------------------------
 
-
-class Float32Product(torch.autograd.Function):
-    """h (M, C) times a frozen weight (V, C) of the same format, in float32 (M, V): torch.mm can, but has no
-    derivative where out_dtype is given."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, h: Tensor, weight: Tensor) -> Tensor:
-        """The product."""
-        ctx.save_for_backward(weight)
-        return torch.mm(h, weight.T, out_dtype=torch.float32)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
-        """The gradient (M, C) of h; none of the weight, which is frozen."""
-        [weight] = ctx.saved_tensors
-        return grad.to(weight.dtype) @ weight, None
-
-
 class Model(nn.Module):
-    """The decoder, its parameters named as in transformers; a tied head has none of its own."""
+    """Holds the decoder, its parameters named as in transformers; a tied head has none of its own."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
@@ -263,35 +378,32 @@ class Model(nn.Module):
 
     @property
     def embedding(self) -> Tensor:
-        """The vectors of the vocabulary (V, C)."""
+        """Returns the vectors of the vocabulary (V, C)."""
         return self.model.embed_tokens.weight
 
     def forward(
         self,
         ids: Tensor,                        # (B, T)
-        positions: Tensor | None = None,    # (B, T); None = 0, 1, ..., or of one token what follows the cache
+        positions: Tensor | None = None,    # (B, T); None = 0, 1, ...
         mask: Tensor | None = None,         # (B, 1, T, T) bool, true for allowed keys; None = causal
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         lora: Lora | None = None,
         checkpointing: bool = False,
     ) -> Tensor:
-        """Final hidden states (B, T, C) of ids (B, T).
+        """Returns the final hidden states (B, T, C) of ids (B, T).
 
-        A cache takes several tokens only while it is empty; a PagedCache takes always one a row, with its
-        position. Checkpointing keeps only each block's input for the backward pass, which computes the rest
-        again (1604.06174).
+        An empty cache takes a prompt; a filled one takes one token a row, with its position. Checkpointing
+        keeps each block's input alone and computes the rest again in the backward pass (1604.06174).
         """
         B, T = ids.shape
-        decoding = cache is not None and T == 1
         x = self.model.embed_tokens(ids)
         if positions is None:
-            start = cache.length if decoding else 0
-            positions = torch.arange(start, start + T, device=ids.device).expand(B, T)
-        slots = None
+            positions = torch.arange(T, device=ids.device).expand(B, T)
         if mask is not None:
             mask = additive(mask, x.dtype)
-        if decoding:
-            slots, mask = cache.extend(positions[:, 0])
+        slots = None
+        if cache is not None and cache.length:
+            slots, mask = cache.place(positions[:, 0])
         cos, sin = rope_table(positions, self.cfg, x.dtype)
         shared = Shared(cos, sin, mask, cache, slots, lora)
         for block in self.model.layers:
@@ -302,22 +414,30 @@ class Model(nn.Module):
         return self.model.norm(x)
 
     def fused_linears(self) -> list[FusedLinear]:
-        """The adaptable layers, those together that share an input."""
+        """Returns the adaptable layers, those together that share an input."""
         fused = []
         for block in self.model.layers:
             fused += [block.self_attn.qkv, block.self_attn.out, block.mlp.gate_up, block.mlp.down]
         return fused
 
     def fuse(self) -> "Model":
-        """Join the frozen weights of layers that share their input: after loading, and again where they have
-        been moved, copied or exchanged. Edits in place need no more."""
+        """Joins the frozen weights of layers that share their input. It is called after loading, and again
+        after weights have been moved, copied or exchanged; edits in place need no new call."""
         for layer in self.fused_linears():
             layer.fuse()
         return self
 
+    @torch.no_grad()
+    def quantize(self) -> "Model":
+        """Turns the weights of the adaptable layers into int8. It is called after loading, before `fuse`."""
+        for layer in self.linears().values():
+            q, layer.scale = quantize(layer.weight)
+            layer.weight = nn.Parameter(q, requires_grad=False)
+        return self
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the vocabulary (..., V) of hidden states (..., C). On a GPU float32 from bfloat16
-        states, which would round a score between 8 and 16 by up to .03; elsewhere of their own type."""
+        """Returns scores over the vocabulary (..., V) of hidden states (..., C). On a GPU those of bfloat16
+        states are float32, because bfloat16 rounds a score between 8 and 16 by up to .03."""
         if self.cfg.tie_word_embeddings:
             weight = self.embedding
         else:
@@ -329,7 +449,7 @@ class Model(nn.Module):
         return F.linear(hidden, weight)
 
     def linears(self) -> dict[str, Linear]:
-        """Every adaptable linear layer (q, k, v, o, gate, up, down of each block) by full name, in order."""
+        """Returns every adaptable layer (q, k, v, o, gate, up, down of each block) by full name, in order."""
         found = {}
         for fused in self.fused_linears():
             for layer in fused.layers:
@@ -339,41 +459,10 @@ class Model(nn.Module):
 
 @dataclass(frozen=True)
 class Base:
-    """A loaded base: frozen model, tokenizer, every id that ends an answer, and its prompt format."""
+    """Holds a loaded base: frozen model, tokenizer, every id that ends an answer, and its prompt format."""
     model: Model
     tokenizer: object               # of transformers
     eos_ids: tuple[int, ...]
     prompt_format: str              # how it is talked to: one of prompts.FORMATS
     path: Path
-    graphs: bool = False            # decode by CUDA graphs; load_base: on a GPU
-
-
-@lru_cache(maxsize=2)
-def closing_table(tokenizer: object, tag: str, vocab_size: int, device: torch.device) -> Tensor | None:
-    """By which tokens a text comes to contain `tag`, in whatever tokens it is written.
-
-    table[k, token]: a text ends in the first k characters of the tag; after the token it ends in so many.
-    k = len(tag) is never left. Shape (len(tag) + 1, vocab_size), uint8; None without a tag, which must be of
-    printable ASCII without spaces: only those are written in a vocabulary as they are.
-    """
-    if not tag:
-        return None
-
-    def n_matched(text: str) -> int:
-        """How many characters of the tag a text ends in; all of them where it contains the tag."""
-        if tag in text:
-            return len(tag)
-        k = len(tag) - 1
-        while not text.endswith(tag[:k]):       # which every text does with the first 0
-            k -= 1
-        return k
-
-    table = torch.zeros(len(tag) + 1, vocab_size, dtype=torch.uint8)
-    for text, token in tokenizer.get_vocab().items():
-        takes_part = text in tag or tag[0] in text or tag[-1] in text
-        if not takes_part or token >= vocab_size:           # of most tokens the column stays 0
-            continue
-        for k in range(len(tag)):
-            table[k, token] = n_matched(tag[:k] + text)     # of all texts that end so: only the end counts
-    table[-1] = len(tag)
-    return table.to(device)
+    graphs: bool = False            # decode by steps that a CUDA graph can hold; load_base: on a GPU
