@@ -13,9 +13,9 @@ return values. The trainer takes it if it is canonical text byte for byte. How t
 kernel says.
 
 The first wall is a seccomp allow-list of 17 system calls. The second one is put up where the system permits:
-namespaces, an empty root, a dropped user. The tier is "full" with both and "no namespaces" with the first alone.
-Canary programs are run through the normal path when a sandbox starts. If one gets past the walls, or if there
-is no seccomp, the sandbox refuses to start; there is no weaker mode.
+namespaces, an empty root, a dropped user. The tier is "full" with both and "no namespaces" with the first
+alone. Canary programs are run through the normal path when a sandbox starts. If one gets past the walls, or
+if there is no seccomp, the sandbox refuses to start; there is no weaker mode.
 """
 import json
 import os
@@ -36,8 +36,8 @@ FILES_OF_A_WORKER = 9               # three fork servers, of each a socket and t
 
 @dataclass(frozen=True)
 class Job:
-    """Holds a program and its inputs. An input is what stands between the parentheses of a call: literals, as in
-    "[1, 2], 3"; "" is no argument.
+    """Holds a program and its inputs. An input is what stands between the parentheses of a call: literals, as
+    in "[1, 2], 3"; "" is no argument.
 
     entry: the function that is called. With None each input is the standard input of the whole program, in a
     child of its own, and the value is what the program prints (profile "eval" alone).
@@ -78,12 +78,12 @@ class Verifier(AbstractContextManager):
 
 
 class Sandbox(Verifier):
-    """Runs jobs on `workers` processor cores at once. 0 workers stands for half of the cores, at least two, as
-    far as descriptors suffice (`ulimit -n`).
+    """Runs jobs on `workers` processor cores at once. 0 workers stands for half of the cores, at least two,
+    as far as descriptors suffice (`ulimit -n`).
 
     profile: what programs may import and use, "train" or "eval" (profiles.py). limits: values for the
-    profile's cpu_s, wall_s or mem_mb. without: layers to leave out ("seccomp", "namespaces"), for tests of the
-    tiers. Raises UserError where it cannot protect.
+    profile's cpu_s, wall_s or mem_mb. without: layers to leave out ("seccomp", "namespaces"), for tests of
+    the tiers. Raises UserError where it cannot protect.
     """
 
     def __init__(self, workers: int = 0, without: tuple[str, ...] = (), profile: str = "train",
@@ -123,7 +123,8 @@ class Sandbox(Verifier):
         return met | {"endless loop": "refused: timeout" if end == "timeout" else end}
 
     def find_tier(self) -> str:
-        """Returns the tier, by the layers and by what the canaries meet. Raises UserError where one gets past."""
+        """Returns the tier, by the layers and by what the canaries meet. Raises UserError where one gets
+        past."""
         layers = self.report
         holes = []
         for name in REQUIRED:
@@ -132,7 +133,8 @@ class Sandbox(Verifier):
         if not holes:
             verdict, = self.run([Job("def f(x): return {x: (x,)}", ("2",), deterministic=True)])
             if verdict.outputs != ('{"d":[[2,{"t":[2]}]]}',):
-                raise UserError(f"no program runs in this sandbox: {layers}")
+                raise UserError("no program runs in this sandbox (does the kernel permit seccomp filters?): "
+                                f"{layers}")
             layers["canaries"] = self.send_canaries()
             for name, how in layers["canaries"].items():
                 if not how.startswith(("refused", "violation")):
@@ -143,8 +145,8 @@ class Sandbox(Verifier):
         return "full" if layers["empty_root"] == "ok" else "no namespaces"
 
     def run(self, jobs: list[Job]) -> list[Verdict]:
-        """Returns the jobs' verdicts, in order. Never raises for anything that a program does. If a child ends
-        before it has answered all of its inputs, the others run again, each in a child of its own."""
+        """Returns the jobs' verdicts, in order. Never raises for anything that a program does. If a child
+        ends before it has answered all of its inputs, the others run again, each in a child of its own."""
         with self.lock:
             return [conclude(case) for case in self.scheduler.work_off(jobs)]
 
@@ -172,7 +174,8 @@ class PortableVerifier(Verifier):
         self.report = dict(tier=self.tier, why=why)
 
     def run(self, jobs: list[Job]) -> list[Verdict]:
-        """Returns the jobs' verdicts, in order. Each program runs once, because the language has no chance."""
+        """Returns the jobs' verdicts, in order. Each program runs once, because the language has no
+        chance."""
         return [self.judge(job) for job in jobs]
 
     def judge(self, job: Job) -> Verdict:
@@ -190,8 +193,8 @@ class PortableVerifier(Verifier):
 
 
 def open_sandbox(kind: str, prompt_format: str, workers: int = 0) -> Verifier:
-    """Returns the verifier of programs in a prompt format: "fork", "portable" (format micro alone), or "auto",
-    the fork where its walls can be had. Raises UserError if this machine has none for the format."""
+    """Returns the verifier of programs in a prompt format: "fork", "portable" (format micro alone), or
+    "auto", the fork where its walls can be had. Raises UserError if this machine has none for the format."""
     if kind == "portable":
         return PortableVerifier()
     try:

@@ -1,10 +1,10 @@
-"""The far side of scheduler.py: a process that forks, and the child that runs one program.
+"""Forks a child for each program, the child that runs it: the far side of scheduler.py.
 
-Executed by its path as a fresh interpreter; the trainer never imports it. It imports what programs may
-import, locks itself up (walls.py), and then forks a child per program until the trainer is gone. It talks by
-three descriptors: a control socket with structs of fixed size, a file that holds the job and one for the
-result. The fork server reads neither file, so no child inherits anything of another task. The child reads
-its job, gives up everything else, runs, writes one line per input, and dies.
+A fresh interpreter executes this file by its path; the trainer never imports it. The fork server imports what
+programs may import, locks itself up (walls.py), and forks a child for each program until the trainer is gone.
+It has a control socket for structs of fixed size, a file with the job and a file for the result. It reads
+neither file, so no child inherits anything of another task. The child reads its job, gives up everything
+else, runs, writes one line for each input, and dies.
 """
 import ast
 import fcntl
@@ -33,7 +33,8 @@ OVERSLEPT_MS = 500              # a fork server that wakes so much too late was 
 # ---- the child --------------------------------------------------------------------------------------------
 
 def arguments(text: str) -> tuple | None:
-    """The tuple of arguments between the parentheses of a call, all literals, or None; in the child only."""
+    """Returns the arguments, all literals, between the parentheses of a call, or None. Runs in the child
+    only."""
     try:
         node = ast.parse(f"f({text} \n)", mode="eval").body  # closes a comment, and joins no lines
         # "1) or (True" and "1), (2" parse too, but not as one call of f
@@ -45,7 +46,8 @@ def arguments(text: str) -> tuple | None:
 
 
 def reason(error: BaseException) -> bytes:
-    """What goes into the verdict for an exception, as bytes of one line; the exception may be hostile."""
+    """Returns what goes into the verdict for an exception: bytes of one line. The exception may be
+    hostile."""
     try:
         text = str(error)[:200]
         if type(error) is not Unsupported:
@@ -65,10 +67,10 @@ def load(code: str, entry: str) -> object:
 
 
 def perform(job: tuple, write: object, profile: Profile) -> None:
-    """The untrusted side: whatever happens or is faked in here is only a claim about values."""
+    """Runs a job and writes a line for each input. Whatever happens or is faked in here is only a claim."""
     code, entry, inputs, order = job
     failed = None
-    if entry is None:                                   # a whole program, whose input is in its standard input
+    if entry is None:                                   # a whole program: its input is standard input
         calls = [(code,)]
         function = scripts.run_whole
     else:
@@ -107,7 +109,7 @@ def child(size: int, cpu_s: float, wall: list, profile: Profile) -> None:
 # ---- the fork server --------------------------------------------------------------------------------------
 
 def take_slots(given: list[int]) -> None:
-    """Moves the descriptors of the trainer to RESULT, JOB, CONTROL, OWNER and PROC, and closes all others."""
+    """Moves the trainer's descriptors to RESULT, JOB, CONTROL, OWNER and PROC, and closes all others."""
     fds = [fcntl.fcntl(fd, fcntl.F_DUPFD, PROC + 1) for fd in given]  # out of the way of the slots
     for slot, fd in enumerate(fds, RESULT):
         os.dup2(fd, slot)
@@ -115,8 +117,8 @@ def take_slots(given: list[int]) -> None:
 
 
 def reset_interpreter(profile: Profile, packages_from: str) -> None:
-    """Streams, signals and modules as programs shall find them, whoever started the trainer. packages_from:
-    the folder of what is not the standard library's; "": there is none."""
+    """Sets streams, signals and modules as programs shall find them, whoever started the trainer.
+    packages_from: the folder of what is not the standard library's, or ""."""
     sys.path[:] = sys.path[1:]
     sys.argv[:] = [""]
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")
@@ -137,7 +139,7 @@ def reset_interpreter(profile: Profile, packages_from: str) -> None:
 
 
 def prepare(options: dict) -> tuple:
-    """Imports, locks the fork server up, reports its layers to the trainer -> (profile, wall)."""
+    """Imports, locks the fork server up and reports its layers to the trainer. Returns profile and filter."""
     profile = PROFILES[options["profile"]]
     os.environ.clear()
     take_slots(options["fds"])
@@ -148,12 +150,9 @@ def prepare(options: dict) -> tuple:
     if wall is None:
         layers["seccomp"] = "no table for this processor"
     elif "seccomp" not in layers:
-        layers["seccomp"] = "ok" if walls.seccomp_works(wall) else "refused by the kernel"
+        layers["seccomp"] = "ok"                        # where the kernel refuses it, no child begins
     # wakes a stopped fork server to see the end
     walls.call("prctl", walls.PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
-    warm = "def f(x):\n    return {1: (x, 'a'), 'k': {x}}\n", "f", ["1"], [0]
-    for _ in range(100):
-        perform(warm, lambda line: None, profile)       # children inherit specialised bytecode
     sys.modules["random"].seed(options["which"])        # the same draws in every run, others in the twin
     gc.collect()
     gc.freeze()
@@ -163,9 +162,9 @@ def prepare(options: dict) -> tuple:
 
 
 def queued_ms(pid: int) -> int:
-    """Milliseconds that a process has waited for a processor while it could have run; 0 where the kernel does
-    not tell. It counts no sleep, and no program can lengthen it: it has one thread, and its CPU time is
-    limited."""
+    """Returns the milliseconds that a process has waited for a processor while it could have run, or 0 if the
+    kernel does not tell. Sleep does not count. No program can lengthen it, because a program has one thread
+    and limited CPU time."""
     try:
         file = os.open(f"{pid}/schedstat", os.O_RDONLY, dir_fd=PROC)
         text = os.read(file, 100)                       # nanoseconds running, nanoseconds waiting, turns
@@ -176,10 +175,10 @@ def queued_ms(pid: int) -> int:
 
 
 def end_late(pid: int, wall_ms: int, took_ms: float) -> int:
-    """Kills a child that the wall clock has overtaken -> whose fault that is: the machine's (STARVED) where
-    the child waited for a processor for more than half of the time, or where the fork server itself, which
-    was to wake after wall_ms, did so after took_ms (all processes of a job were stopped for a while); else
-    the program's (LATE)."""
+    """Kills a child that the wall clock has overtaken and returns whose fault that is. It is the machine's
+    (STARVED) if the child waited for a processor for more than half of the time. It also is if the fork
+    server, which was to wake after wall_ms, woke after took_ms, because everything was stopped for a while.
+    Else it is the program's (LATE)."""
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)   # a wait counts once it is over
     overslept = took_ms - wall_ms > OVERSLEPT_MS
@@ -189,7 +188,7 @@ def end_late(pid: int, wall_ms: int, took_ms: float) -> int:
 
 
 def serve(profile: Profile, wall: list) -> None:
-    """The loop: polls the control socket and the trainer itself, and takes its child along when they end."""
+    """Serves jobs until the control socket or the trainer ends, and then takes its child along."""
     poll = select.poll()
     poll.register(CONTROL, select.POLLIN)
     poll.register(OWNER, select.POLLIN)

@@ -1,5 +1,6 @@
-"""Model text meets Python's parser in this file alone, behind `parse`, which refuses text that is long or
-nested enough to hurt that parser: it recurses in C, and can take exponential time."""
+"""Parses what a model wrote. Model text meets Python's parser in this file alone, behind `parse`, which
+refuses text that is long or nested enough to hurt it: that parser recurses in C, and can take exponential
+time."""
 import ast
 import itertools
 import re
@@ -19,7 +20,7 @@ PREFIXES = re.compile(r"(?:(?:[-+~]|\bnot\b|\bawait\b|\blambda\b[^:]*:)\s*){40}"
 
 
 def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
-    """Syntax tree of untrusted text. Raises Refused("too_long" | "too_deep" | "syntax")."""
+    """Returns the syntax tree of untrusted text. Raises Refused("too_long" | "too_deep" | "syntax")."""
     refuse_unless(len(source) <= max_chars, f"too_long: {len(source)} characters, at most {max_chars}")
     # as Python reads it: a carriage return ends a line, a backslash at its end joins it to the next
     bare = STRING_OR_COMMENT.sub(without_text, re.sub("\r\n?", "\n", source)).replace("\\\n", " ")
@@ -47,8 +48,9 @@ def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
 
 
 def unparse(tree: ast.AST) -> str:
-    """The text of a tree. Raises Refused for the few that have none: an integer of more digits than Python
-    prints (0xFF... is parsed at any length), before Python 3.12 a backslash in an f-string's expression."""
+    """Returns the text of a tree. Raises Refused for the few that have none: an integer of more digits than
+    Python prints (0xFF... is parsed at any length), before Python 3.12 a backslash in an f-string's
+    expression."""
     try:
         return ast.unparse(tree)
     except ValueError as error:
@@ -56,9 +58,10 @@ def unparse(tree: ast.AST) -> str:
 
 
 def without_text(match: re.Match) -> str:
-    """What stands for a string or a comment where only nesting counts; of an f-string all brackets that open,
-    as if each closed at its end: what closes them may be text. (Not seen: quotes that come again inside it,
-    as from Python 3.12 on they may. That parser reads 199 open brackets in a millisecond.)"""
+    """Returns what stands for a string or a comment where only nesting counts. An f-string keeps all brackets
+    that it opens, as if each closed at its end, because what closes them may be text. (Quotes inside an
+    f-string, which Python 3.12 permits, are not seen. That parser reads 199 open brackets in a
+    millisecond.)"""
     if match[0].startswith("#"):
         return " "
     n_open = len(re.findall(r"[(\[{]", match[0])) if match[1] else 0
@@ -66,7 +69,7 @@ def without_text(match: re.Match) -> str:
 
 
 def literal(node: ast.expr | None) -> object:
-    """The value of a literal, as Python reads one. Raises ValueError where it is none."""
+    """Returns the value of a literal, as Python reads one. Raises ValueError for anything else."""
     match node:
         case ast.Constant(value) if value is not ...:
             return value
@@ -90,7 +93,7 @@ def literal(node: ast.expr | None) -> object:
 
 
 def literals(nodes: list[ast.expr]) -> list:
-    """The values of literals. Raises Refused where one is none."""
+    """Returns the values of literals. Raises Refused if one is not a literal."""
     try:
         return [literal(node) for node in nodes]
     except (ValueError, TypeError):         # TypeError: {[1]} is syntax, but a list has no hash
@@ -98,8 +101,7 @@ def literals(nodes: list[ast.expr]) -> list:
 
 
 def arguments(text: str) -> list:
-    """Values of the literals between the brackets of a call. Raises Refused where they are none, or parsing
-    does."""
+    """Returns the values of the literals between the brackets of a call. Raises Refused for anything else."""
     match parse(f"f({text} \n)").body:         # the line feed ends a comment
         case [ast.Expr(ast.Call(ast.Name("f"), given, []))]:
             return literals(given)

@@ -1,13 +1,13 @@
-"""A verifier without a fork: an interpreter for the small language of the micro prompt format.
+"""Interprets the small language of the micro prompt format: a verifier without a fork.
 
 It walks a program's syntax tree and computes with Python's own integers, strings and lists. The language is
 what micro/programs.py and tasks/logic.py write: one function, assignments, `if`, `for`, slices,
 comprehensions, the FUNCTIONS, METHODS and OPERATORS below, and a `return` at the end. All else is
-`unsupported`. Nothing of a program is executed, compiled or looked up by `getattr`, which makes it safe
-wherever Python runs. Every operation pays for the size of what it reads before it runs, and for what it
-makes, which ends every program soon. And without a source of chance one run says what two would.
+`unsupported`. Nothing of a program is executed, compiled or looked up by `getattr`, so it is safe wherever
+Python runs. Every operation pays for the size of what it reads before it runs, and for what it makes. So
+every program ends soon. The language has no source of chance, so one run says what two would.
 
-Where it judges otherwise than the fork, as tests/sandbox/test_portable_verifier.py counts it:
+It judges otherwise than the fork in these cases, which tests/sandbox/test_portable_verifier.py counts:
   - unsupported: a statement, function or value that it does not know, once the program comes to it (another
     form than one plain function, or a variable that is named as a builtin: at once);
   - too big: a value of over MAX_SIZE items is refused when it is made, not when it is returned;
@@ -43,19 +43,19 @@ RAISED = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class Stopped(Exception):
-    """A program returns nothing; the text is the reason that goes into the verdict."""
+    """Ends a program without a value. The text is the reason that goes into the verdict."""
 
 
 def missing(name: str, known: Iterable[str], mistake: str) -> Stopped:
-    """How a program ends with a name that Python may know, but this language does not."""
+    """Returns how a program ends at a name that Python may know, but this language does not."""
     if name in known:
         return Stopped(f"unsupported: {name}")
     return Stopped(f"error: {mistake}: {name}")
 
 
 def size(value: object) -> int:
-    """Items of a value, with all that is nested in it, as often as it stands there. Raises Stopped where
-    there are too many, as of a list that holds itself, and for a type that is none of the language's."""
+    """Returns the number of items of a value, with all that is nested in it. Raises Stopped if there are too
+    many, as in a list that holds itself, and for a type that the language does not have."""
     n = 0
     left = [value]
     while left:
@@ -77,7 +77,7 @@ def size(value: object) -> int:
 
 
 def check_growth(function: Callable, values: tuple) -> None:
-    """Raises Stopped where a function makes too much of little: 'A' * 10**12 would fill the memory."""
+    """Raises Stopped if a function would make too much of little: 'A' * 10**12 would fill the memory."""
     n = 0
     match values:
         case ([str() | list() as items, int() as times] | [int() as times, str() | list() as items]
@@ -94,7 +94,7 @@ def check_growth(function: Callable, values: tuple) -> None:
 
 
 class Interpreter:
-    """Runs a function that `read` has found, once. `left` are the steps that it may still take."""
+    """Runs once a function that `read` has found. `left` counts the steps that it may still take."""
 
     def __init__(self, function: ast.FunctionDef, given: list):
         names = [parameter.arg for parameter in function.args.args]
@@ -105,13 +105,13 @@ class Interpreter:
         self.left = MAX_STEPS
 
     def pay(self, *read: object) -> None:
-        """Pay for one step that reads these values. Raises Stopped when no step is left."""
+        """Pays for one step that reads these values. Raises Stopped when no step is left."""
         self.left -= 1 + sum(map(size, read))
         if self.left < 0:
             raise Stopped("timeout")
 
     def apply(self, function: Callable, *values: object) -> object:
-        """What one of Python's own functions makes of values."""
+        """Returns what one of Python's own functions makes of values."""
         self.pay(*values)
         check_growth(function, values)
         try:
@@ -122,7 +122,7 @@ class Interpreter:
         return result
 
     def run(self, statements: list[ast.stmt]) -> None:
-        """One statement after the other."""
+        """Runs one statement after the other."""
         for statement in statements:
             self.pay()
             match statement:
@@ -143,7 +143,7 @@ class Interpreter:
                     raise Stopped(f"unsupported: {type(statement).__name__}")
 
     def value(self, node: ast.expr) -> object:
-        """The value of an expression."""
+        """Returns the value of an expression."""
         self.pay()
         match node:
             case ast.Constant(value) if type(value) in (int, str):
@@ -185,7 +185,7 @@ class Interpreter:
         return self.call_value(node)
 
     def call_value(self, node: ast.expr) -> object:
-        """What a call of one of Python's functions or methods returns; nothing else has a value."""
+        """Returns what a call of one of Python's functions or methods returns. Nothing else has a value."""
         match node:
             case ast.Call(ast.Name(name), given, []) if name in FUNCTIONS and name not in self.variables:
                 return self.apply(FUNCTIONS[name], *map(self.value, given))
@@ -201,13 +201,13 @@ class Interpreter:
         raise Stopped(f"unsupported: {type(node).__name__}")
 
     def operate(self, op: ast.AST, *values: object) -> object:
-        """What an operator makes of one or two values."""
+        """Returns what an operator makes of one or two values."""
         if type(op) not in OPERATORS:
             raise Stopped(f"unsupported: {type(op).__name__}")
         return self.apply(OPERATORS[type(op)], *values)
 
     def items(self, node: ast.expr) -> Iterable:
-        """What a loop goes through."""
+        """Returns what a loop goes through."""
         items = self.value(node)
         self.pay(items)
         if not isinstance(items, Iterable):
@@ -215,7 +215,7 @@ class Interpreter:
         return items
 
     def comprehend(self, item: ast.expr, parts: list[ast.comprehension]) -> list:
-        """[item for ... in ... if ...], with one `for` or several."""
+        """Returns the list of [item for ... in ... if ...], with one `for` or several."""
         first = self.items(parts[0].iter)       # sees the variables around it, as in Python
         around = self.variables
         self.variables = dict(around)
@@ -228,7 +228,7 @@ class Interpreter:
         return result
 
     def collect(self, item: ast.expr, items: Iterable, parts: list[ast.comprehension]) -> list:
-        """The values of `item` where the first part goes through these items."""
+        """Returns the values of `item` where the first part goes through these items."""
         part, *inner = parts
         result = []
         for value in items:
@@ -246,7 +246,7 @@ class Interpreter:
 
 @functools.lru_cache(maxsize=1)
 def read(code: str, entry: str) -> ast.FunctionDef:
-    """The function that a program consists of, kept for its next input. Raises Stopped."""
+    """Returns the function that a program consists of, and keeps it for its next input. Raises Stopped."""
     try:
         body = parse(code).body
     except Refused as error:
@@ -269,7 +269,7 @@ def read(code: str, entry: str) -> ast.FunctionDef:
 
 
 def run(code: str, entry: str, given: str) -> tuple[str, str | None, str | None]:
-    """What becomes of a program on one argument text: how it ends, as in a Verdict, and either the canonical
+    """Runs a program on one argument text. Returns how it ends, as in a Verdict, and either the canonical
     text of what it returns or the reason why it returns nothing."""
     try:
         function = read(code, entry)

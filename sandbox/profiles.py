@@ -8,23 +8,24 @@ GO = struct.Struct("<III")     # to the fork server: bytes of the job, CPU ms, w
 DONE = struct.Struct("<iIQ")    # from it: wait status, one of the next line, CPU microseconds
 ON_TIME, LATE, STARVED = 0, 1, 2  # the wall clock ended the child: it slept, or it waited for a processor
 
-# What a program may import. All else raises ModuleNotFoundError, which names it, because no file can be opened
-# in there. Every page of a module costs each fork time, so training gets what tasks/programs.py allows and
-# benchmarks get what people import.
+# What a program may import. All else raises ModuleNotFoundError, which names it, because no file can be
+# opened in there. Every page of a module costs each fork time, so training gets what tasks/programs.py
+# allows, and benchmarks get what people import.
 TRAIN = tuple("""math itertools functools collections collections.abc string re heapq bisect operator copy
 fractions decimal statistics typing dataclasses random abc types enum numbers contextlib keyword unicodedata
 warnings time sys os builtins __future__""".split())
 EVAL = TRAIN + tuple("""cmath json datetime textwrap hashlib base64 struct array calendar _strptime zlib
-binascii pprint ast traceback io inspect reprlib weakref threading queue secrets uuid timeit difflib html csv
-shlex graphlib doctest unittest unittest.mock pickle pathlib tempfile logging locale argparse platform
-subprocess urllib.parse urllib.request urllib.error asyncio socket selectors select signal xml.etree.ElementTree
-xml.dom.minidom xml.sax.saxutils gzip bz2 lzma zipfile tarfile zoneinfo concurrent.futures
-concurrent.futures.thread concurrent.futures.process multiprocessing multiprocessing.pool sched errno stat glob
-fnmatch shutil getpass getopt optparse configparser fileinput codecs copyreg gc dis tokenize token linecache
-sqlite3 http.client html.parser email.message ipaddress colorsys contextvars importlib ctypes mmap resource
-marshal tracemalloc cProfile pstats stringprep mimetypes encodings.ascii encodings.latin_1 encodings.utf_16
-encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig encodings.cp1252 encodings.unicode_escape
-encodings.hex_codec encodings.rot_13 encodings.shift_jis encodings.idna""".split())
+binascii pprint ast traceback io inspect reprlib weakref threading queue secrets uuid timeit difflib
+html csv shlex graphlib doctest unittest unittest.mock pickle pathlib tempfile logging locale argparse
+platform subprocess urllib.parse urllib.request urllib.error asyncio socket selectors select signal
+xml.etree.ElementTree xml.dom.minidom xml.sax.saxutils gzip bz2 lzma zipfile tarfile zoneinfo
+concurrent.futures concurrent.futures.thread concurrent.futures.process multiprocessing
+multiprocessing.pool sched errno stat glob fnmatch shutil getpass getopt optparse configparser fileinput
+codecs copyreg gc dis tokenize token linecache sqlite3 http.client html.parser email.message ipaddress
+colorsys contextvars importlib ctypes mmap resource marshal tracemalloc cProfile pstats stringprep
+mimetypes encodings.ascii encodings.latin_1 encodings.utf_16 encodings.utf_16_le encodings.utf_32
+encodings.utf_8_sig encodings.cp1252 encodings.unicode_escape encodings.hex_codec encodings.rot_13
+encodings.shift_jis encodings.idna""".split())
 # Not of the standard library; EvalPlus and LiveCodeBench have it. What numpy imports late is named too.
 NUMPY = tuple("""numpy numpy.linalg numpy.random numpy.fft numpy.polynomial numpy.ma numpy.lib.recfunctions
 numpy.typing""".split())

@@ -1,8 +1,8 @@
-"""The trainer's side of the sandbox: keeps fork servers busy and reads what their children claim.
+"""Keeps fork servers busy and reads what their children claim: the trainer's side of the sandbox.
 
-It knows jobs by their fields alone (verifier.Job says what these mean) and hands back what was seen of them
-(Case); what that is worth, verifier.py says. Nothing that a child wrote is trusted: canonical text, or it is
-"malformed".
+A job is known here by its fields alone (verifier.Job says what they mean). What was seen of a job goes back
+as a Case, and verifier.py decides what it is worth. Nothing that a child wrote is trusted: it is canonical
+text or "malformed".
 """
 import collections
 import json
@@ -19,14 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sandbox.profiles import DONE, GO, LATE, PROFILES, STARVED, Profile
-from sandbox.values import decode, encode
+from sandbox.values import decode
 
 # A job that must be deterministic passes two interpreters, and a third where these may agree by chance. Their
 # hash seeds: of 1,000, the first two order small sets of letters and words most differently; the third orders
 # half of the sets otherwise that these two agree on.
 SEEDS = 158, 299, 58
 CALLS = 1, 2, 5                 # of f with each input, in the passes
-PAUSES_S = 0.2, 2.0             # before a fork server that could not be started is tried again
 TRIES = 3                       # of a run that the sandbox or the machine, not the program, failed
 PATIENCE = 4                    # the wall limit of each try is so many times that of the one before
 START_S = 30                    # until a fork server has imported what programs may import
@@ -41,7 +40,7 @@ REASON = re.compile(r"error: |unsupported: |(too big|too big:( [0-9a-f]{64}){1,2
 
 @dataclass
 class Case:
-    """One job and what has been seen of it."""
+    """Holds a job and what has been seen of it."""
     job: object
     seen: tuple = field(default_factory=lambda: ({}, {}, {}))   # of a pass {input: (end, claims)}
     cpu_s: float = 0.0
@@ -49,8 +48,8 @@ class Case:
 
 @dataclass
 class ChildRun:
-    """One child. Pass 0 takes each input once, the others, backwards, as often as CALLS says; each is in an
-    interpreter with another hash seed and other addresses."""
+    """Names one child's work. Pass 0 takes each input once. The other passes take them backwards, as often as
+    CALLS says, in interpreters of another hash seed and other addresses."""
     case: Case
     which: int
     order: tuple
@@ -58,12 +57,12 @@ class ChildRun:
 
 
 def returned(seen: dict) -> tuple[int, ...]:
-    """Inputs of a pass, in order, on which the program returned or raised."""
+    """Returns the inputs of a pass, in order, on which the program returned or raised."""
     return tuple(i for i, (end, _) in sorted(seen.items()) if end == "ok")
 
 
 def passes(job: object) -> int:
-    """How many interpreters a job passes."""
+    """Returns how many interpreters a job passes."""
     if not job.deterministic:
         return 1
     # A space before an input, so that it is not taken for a statement at the beginning of a line.
@@ -76,7 +75,7 @@ def passes(job: object) -> int:
 # ---- one fork server --------------------------------------------------------------------------------------
 
 class ForkServer:
-    """The trainer's end of one fork server. run: what its child does, or its last one did."""
+    """Is the trainer's end of one fork server. run: what its child does, or what its last child did."""
 
     def __init__(self, which: int, options: dict):
         self.which = which
@@ -109,7 +108,8 @@ class ForkServer:
             os.close(proc)
 
     def ready(self) -> dict[str, str]:
-        """Waits for it to be locked up -> its layers. Raises OSError with its own words where it is not."""
+        """Waits until the fork server is locked up and returns its layers. Raises OSError with the fork
+        server's own words if it fails."""
         self.control.settimeout(START_S)
         try:
             text = self.control.makefile().readline()
@@ -139,8 +139,8 @@ class ForkServer:
             pass                                        # it is dead, which poll() reports
 
     def finish(self) -> tuple[str, float, bytes]:
-        """-> (how the child ended, CPU seconds, what it claims: nothing where it got no processor to run on).
-        OSError where the fork server is dead."""
+        """Returns how the child ended, its CPU seconds and what it claims, which is nothing if it got no
+        processor to run on. Raises OSError if the fork server is dead."""
         message = self.control.recv(DONE.size)
         if len(message) != DONE.size:
             raise OSError("the fork server is dead")
@@ -160,7 +160,7 @@ class ForkServer:
         return end, cpu_us / 1e6, os.pread(self.result, PROFILES[self.options["profile"]].max_file, 0)
 
     def close(self) -> None:
-        """Kills it, and its child with it."""
+        """Kills the fork server, and its child with it."""
         self.control.close()
         self.process.kill()
         self.process.wait()
@@ -171,8 +171,8 @@ class ForkServer:
 # ---- what a child claims ----------------------------------------------------------------------------------
 
 def read_claim(line: bytes, profile: Profile) -> tuple[str | None, str | None]:
-    """A line of a child's report -> (text of a value, reason), one of them None. Raises ValueError where it
-    is neither."""
+    """Returns (text of a value, None) or (None, reason) for a line of a child's report. Raises ValueError for
+    any other line."""
     mark, text = line[:1], line[1:].decode("ascii")
     if mark == b"=":
         decode(text, profile.max_text)
@@ -183,9 +183,9 @@ def read_claim(line: bytes, profile: Profile) -> tuple[str | None, str | None]:
 
 
 def read_claims(raw: bytes, order: tuple[int, ...], end: str, profile: Profile) -> tuple[str, bool, list]:
-    """Bytes from a child -> (end, whether the program was loaded, claims for a prefix of order, as read_claim
-    has them). Nothing in here is trusted: one line per input, canonical values only, and anything extra is
-    "malformed"."""
+    """Reads the bytes of a child. Returns how it ended, whether the program was loaded, and claims for the
+    first inputs of order, as read_claim returns them. A child writes one line for each input, and anything
+    extra is "malformed"."""
     *lines, rest = raw.split(b"\n")
     if raw == b">":
         rest = b""                                      # it began, and ended before it was loaded
@@ -209,9 +209,9 @@ def read_claims(raw: bytes, order: tuple[int, ...], end: str, profile: Profile) 
 
 @dataclass
 class Scheduler:
-    """Fork servers, one of each hash seed for each of `workers` processor cores, and the queue of their runs.
-    One caller at a time. limits: the Profile in force. options: what a fork server is started with
-    (fork_server.prepare). replaced counts those that had to be started again."""
+    """Holds the fork servers, one of each hash seed for each of `workers` processor cores, for one caller at
+    a time. limits: the Profile in force. options: what a fork server is started with (fork_server.prepare).
+    replaced counts the fork servers that had to be started again."""
     workers: int
     limits: Profile
     options: dict
@@ -221,37 +221,31 @@ class Scheduler:
     selector: selectors.PollSelector = field(default_factory=selectors.PollSelector)
 
     def open(self) -> dict[str, str]:
-        """Starts all fork servers -> the layers of the first."""
+        """Starts all fork servers and returns the layers of the last; they are alike."""
         for i in range(len(SEEDS) * self.workers):
             self.servers.append(ForkServer(i % len(SEEDS), self.options))
-        return [self.admit(server) for server in self.servers][0]
+        for server in self.servers:
+            layers = self.admit(server)
+        return layers
 
     def admit(self, server: ForkServer) -> dict[str, str]:
-        """Waits for a fork server and takes it into service -> its layers."""
+        """Waits for a fork server, takes it into service and returns its layers."""
         layers = server.ready()
         self.selector.register(server.control, selectors.EVENT_READ, server)
         return layers
 
     def replace(self, server: ForkServer) -> None:
-        """A fresh fork server for one that is dead, stuck, or busy with a job that nobody waits for."""
+        """Starts a fresh fork server for one that is dead, stuck, or busy with a job that nobody waits
+        for."""
         self.selector.unregister(server.control)
         place = self.servers.index(server)
         self.servers.pop(place).close()
-        self.servers.insert(place, self.start_again(server.which))
+        self.servers.insert(place, ForkServer(server.which, self.options))
         self.admit(self.servers[place])
         self.replaced += 1
 
-    def start_again(self, which: int) -> ForkServer:
-        """A fresh fork server; a machine may be out of processes or memory for a moment. Raises OSError."""
-        for pause_s in PAUSES_S:
-            try:
-                return ForkServer(which, self.options)
-            except OSError:
-                time.sleep(pause_s)
-        return ForkServer(which, self.options)
-
     def work_off(self, jobs: list) -> list[Case]:
-        """Every job's Case, in order; what is under way is killed where this is interrupted."""
+        """Returns every job's Case, in order. An interruption kills what is under way."""
         cases = [Case(job) for job in jobs]
         queue = collections.deque()
         for case in cases:
@@ -272,7 +266,7 @@ class Scheduler:
         return cases
 
     def enqueue(self, queue: collections.deque, case: Case) -> None:
-        """Plans a job's first child; a whole program has one for each input. A job too big has none."""
+        """Plans a job's first child. A whole program has one for each input, a job too big has none."""
         order = tuple(range(len(case.job.inputs)))
         n_chars = len(case.job.code) + sum(map(len, case.job.inputs))
         if n_chars > self.limits.max_job:
@@ -284,18 +278,18 @@ class Scheduler:
             queue.append(ChildRun(case, 0, order))
 
     def begin(self, run: ChildRun) -> None:
-        """Gives a run to a fork server without a child. Two calls within one CPU limit, five within 2.5."""
+        """Gives a run to a fork server without a child. Two calls share one CPU limit, five share 2.5."""
         server = next(s for s in self.servers if s.which == run.which and s not in self.busy)
         own_s = run.case.job.cpu_s
         longer = max(1, CALLS[run.which] / 2)
-        # a longer wall each time: where a program got no processor, an endless loop meets its CPU limit after
-        # all, so that no student can choose to be unjudged
+        # Each try has a longer wall. So an endless loop meets its CPU limit even on a crowded machine, and no
+        # student can choose to be unjudged.
         wall_s = max(self.limits.wall_s, 5 * own_s) * PATIENCE ** (run.tries - 1)
         self.busy.append(server)
         server.start(run, (own_s or self.limits.cpu_s) * longer, wall_s * longer)
 
     def collect(self, queue: collections.deque, server: ForkServer, answered: bool) -> None:
-        """Takes the answer of a fork server, or replaces one that is dead or stuck."""
+        """Takes the answer of a fork server, or replaces the server if it is dead or stuck."""
         died_idle = server not in self.busy
         if not died_idle:
             self.busy.remove(server)
@@ -318,7 +312,7 @@ class Scheduler:
             self.absorb(queue, run, "sandbox failure", raw)
 
     def absorb(self, queue: collections.deque, run: ChildRun, end: str, raw: bytes) -> None:
-        """Books what one child claims, and plans what has to follow."""
+        """Notes what one child claims, and plans what has to follow."""
         case = run.case
         job = case.job
         seen = case.seen[run.which]
@@ -334,11 +328,11 @@ class Scheduler:
             else:
                 seen[i] = (end, [])
         if job.entry is None and len(seen) < len(job.inputs):
-            queue.appendleft(ChildRun(case, 0, (len(seen),)))
+            following = range(len(seen), len(job.inputs))
             if end != "ok" and job.give_up:
-                queue.popleft()
-                for i in range(len(seen), len(job.inputs)):
-                    seen[i] = ("not run", [])
+                seen.update(dict.fromkeys(following, ("not run", [])))
+            else:
+                queue.appendleft(ChildRun(case, 0, (following[0],)))
         # A pass takes the inputs on which the one before it returned; the next begins where it has seen all.
         given = job.inputs
         if run.which > 0:

@@ -48,8 +48,7 @@ def compiled(code: str) -> types.CodeType:
 def run_whole(code: str) -> str:
     """Runs a whole program and returns what it printed. What it raises goes on to the caller, but
     SystemExit: who calls exit() at the end has answered."""
-    import threading        # not above: the fork server of training leaves it out, for speed
-
+    import threading  # not above: the fork server of training leaves it out, for speed
     os.fstat = size_of
     builtins.open = open_by_name
     builtins.exit = builtins.quit = sys.exit

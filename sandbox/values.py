@@ -1,4 +1,5 @@
-"""Canonical text of plain values: the only thing that crosses from a program to the trainer."""
+"""Writes and reads the canonical text of plain values, the only thing that crosses from a program to the
+trainer."""
 import json
 from collections import Counter
 from json.encoder import encode_basestring_ascii as quote
@@ -14,15 +15,16 @@ NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 class Unsupported(ValueError):
-    """A value that is not plain data, or too big; the text is the reason that goes into the verdict."""
+    """Says that a value is not plain data, or too big. The text is the reason that goes into the verdict."""
 
 
 def encode(value: object, depth: int = MAX_DEPTH, limit: int = MAX_TEXT) -> str:
-    """Canonical JSON text (ASCII) of a plain value; two values of one type and content give one text.
+    """Returns the canonical JSON text (ASCII) of a plain value. Two values of one type and content have one
+    text.
 
-    Exact builtin types only. Tagged: tuple t, dict d (in its order), set s and frozenset z (sorted), bytes b,
-    complex c, integers beyond 2^53 i (hex, at most 3900 bits). limit: characters. Raises Unsupported, a
-    ValueError.
+    Only exact builtin types are plain. These are tagged: tuple t, dict d (in its order), set s and frozenset
+    z (sorted), bytes b, complex c, integers beyond 2^53 i (hex, at most 3900 bits). limit: characters. Raises
+    Unsupported, a ValueError.
     """
     kind = type(value)
     if kind is str:
@@ -54,7 +56,7 @@ def encode(value: object, depth: int = MAX_DEPTH, limit: int = MAX_TEXT) -> str:
 
 
 def encode_str(value: str, limit: int) -> str:
-    """Canonical text of a string. Raises Unsupported where UTF-8 cannot hold it."""
+    """Returns the canonical text of a string. Raises Unsupported if UTF-8 cannot hold it."""
     try:
         if not fit(value, limit).isascii():
             value = value.encode().decode()
@@ -64,7 +66,7 @@ def encode_str(value: str, limit: int) -> str:
 
 
 def encode_container(value: object, depth: int, limit: int) -> str:
-    """Canonical text of a container whose members may be nested `depth` levels deep."""
+    """Returns the canonical text of a container whose members may be nested `depth` levels deep."""
     kind = type(value)
     keys, n_chars = [], 0
     for item in value:
@@ -74,29 +76,33 @@ def encode_container(value: object, depth: int, limit: int) -> str:
             raise Unsupported("too big")
     texts = keys
     if kind is dict:
-        texts = [f"[{key},{encode(item, depth, limit)}]" for key, item in zip(keys, value.values())]
+        texts = []
+        for key, item in zip(keys, value.values()):
+            texts.append(f"[{key},{encode(item, depth, limit)}]")
     elif kind is set or kind is frozenset:
         texts.sort()
     # two nan are two members, but one text: what comes out of decode() would be another value
     if kind in (dict, set, frozenset) and len(set(keys)) < len(keys):
         raise Unsupported("unsupported: several nan as keys")
-    return fit(CONTAINERS[id(kind)] + ",".join(texts) + ("]" if kind is list else "]}"), limit)
+    end = "]" if kind is list else "]}"
+    return fit(CONTAINERS[id(kind)] + ",".join(texts) + end, limit)
 
 
 def max_bits(limit: int) -> int:
-    """Bits of the longest integer where a text may have so many characters."""
+    """Returns the bits of the longest integer in a text of at most `limit` characters."""
     return MAX_BITS if limit <= MAX_TEXT else 2 * limit
 
 
 def fit(text: str | bytes, limit: int) -> str | bytes:
-    """The text, or Unsupported("too big"); asked at every level, lest shared references grow it first."""
+    """Returns the text. Raises Unsupported("too big") if it is longer than the limit. Every level asks,
+    because shared references could make a short value long."""
     if len(text) > limit:
         raise Unsupported("too big")
     return text
 
 
 def decode(text: str, limit: int = MAX_TEXT) -> object:
-    """The value of a canonical text. Raises ValueError for anything that encode() would not have written."""
+    """Returns the value of a canonical text. Raises ValueError for any text that encode() does not write."""
     try:
         value = plain(json.loads(fit(text, limit)), max_bits(limit) // 4 + 25)
         if encode(value, limit=limit) != text:
@@ -107,7 +113,8 @@ def decode(text: str, limit: int = MAX_TEXT) -> object:
 
 
 def plain(j: object, max_digits: int) -> object:
-    """JSON value -> Python value; sloppy on purpose, because decode() writes it out again and compares."""
+    """Returns the Python value of a JSON value. It is sloppy on purpose, because decode() writes the value
+    out again and compares."""
     if type(j) is list:
         return [plain(x, max_digits) for x in j]
     if type(j) is not dict:
@@ -133,5 +140,6 @@ def plain(j: object, max_digits: int) -> object:
 
 
 def same(a: object, b: object) -> bool:
-    """Equality for reward, of decoded values: ==, and nan equals nan (True == 1 == 1.0, (1,) != [1])."""
+    """Says whether two decoded values are equal for a reward: by ==, and nan equals nan (True == 1 == 1.0,
+    but (1,) != [1])."""
     return a == b or encode(a) == encode(b)

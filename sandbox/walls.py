@@ -1,7 +1,7 @@
-"""The walls around programs, built by hand on Linux: seccomp filter, namespaces, an empty root, limits.
+"""Builds the walls around programs by hand on Linux: seccomp filter, namespaces, an empty root, limits.
 
-The fork server puts up all but the filter once, before any job, and its children inherit it. The filter is
-the last thing that a child does before it runs its program. Nothing in here imports more than the standard
+The fork server puts up all but the filter once, before any job, and its children inherit it. A child puts up
+the filter as the last thing before it runs its program. Nothing in here imports more than the standard
 library.
 """
 import ctypes
@@ -62,9 +62,9 @@ BY_ARGUMENT = dict(mmap=((9, 222), 32, PROT_EXEC, EPERM, ALLOW),
 
 
 def search(cases: list) -> list:
-    """BPF lines that find a system call among sorted [(number, lines of its answer)] by halves. In the order
-    of a list, a filter costs three times as much to install, for the kernel tries every number that it
-    knows."""
+    """Returns BPF lines that find a system call among sorted [(number, lines of its answer)] by halves. A
+    filter that goes through a list costs three times as much to install, for the kernel tries every number
+    that it knows."""
     if len(cases) == 1:
         number, lines = cases[0]
         return [(EQUAL, 0, len(lines), number), *lines, EPERM]
@@ -75,7 +75,7 @@ def search(cases: list) -> list:
 
 
 def filter_lines(column: int, audit: int) -> list:
-    """The whole filter for one processor, as BPF lines."""
+    """Returns the whole filter for one processor, as BPF lines."""
     cases = {}
     for table, value in (ALLOWED, ALLOW), (FATAL, KILL):
         for numbers in table.values():
@@ -89,26 +89,19 @@ def filter_lines(column: int, audit: int) -> list:
 
 
 class Program(ctypes.Structure):
-    """struct sock_fprog; it keeps the bytes of its lines alive."""
+    """Is struct sock_fprog, and keeps the bytes of its lines alive."""
     _fields_ = [("length", ctypes.c_ushort), ("lines", ctypes.c_char_p)]
 
 
 def seccomp_wall() -> list | None:
-    """The arguments of prctl that put up the filter for good, or None where this processor has no table."""
+    """Returns the arguments of prctl that put up the filter for good, or None if this processor has no
+    table."""
     if os.uname().machine not in PROCESSORS:
         return None
     lines = filter_lines(*PROCESSORS[os.uname().machine])
     program = Program(len(lines), b"".join(struct.pack("HBBI", *line) for line in lines))
     long = ctypes.c_ulong
     return [long(PR_SET_SECCOMP), long(SECCOMP_MODE_FILTER), ctypes.byref(program), long(0), long(0)]
-
-
-def seccomp_works(wall: list) -> bool:
-    """Whether a forked child can put up the wall; whether the wall holds is for the canaries to say."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(1 if prctl(*wall) else 0)
-    return os.waitpid(pid, 0)[1] == 0
 
 
 # ---- system calls by hand ---------------------------------------------------------------------------------
@@ -130,7 +123,8 @@ DIE_WITH_PARENT = [ctypes.c_ulong(n) for n in (PR_SET_PDEATHSIG, signal.SIGKILL,
 
 
 def call(name: str, *args: object) -> None:
-    """A libc function that returns 0 or raises OSError. Integers are passed as longs, bytes as pointers."""
+    """Calls a libc function that returns 0. Raises OSError for anything else. Integers are passed as longs,
+    bytes as pointers."""
     passed = []
     for a in args:
         if type(a) is int:                              # as it is, ctypes would pass 32 bits of it
@@ -143,7 +137,7 @@ def call(name: str, *args: object) -> None:
 # ---- layers that children inherit -------------------------------------------------------------------------
 
 def attempt(layers: dict, name: str, function: object, *args: object) -> None:
-    """One best-effort layer; whether it holds is noted in layers."""
+    """Tries to put up one layer, and notes in layers whether it holds."""
     try:
         if layers.get(name):
             raise OSError(layers[name])
@@ -154,7 +148,8 @@ def attempt(layers: dict, name: str, function: object, *args: object) -> None:
 
 
 def enter_namespaces() -> None:
-    """Its own network, mounts and so on; without root only as the one user of a new user namespace."""
+    """Enters namespaces of its own for network, mounts and so on. Who is not root can do so only as the one
+    user of a new user namespace."""
     uid, gid = os.getuid(), os.getgid()
     if os.geteuid() == 0:
         try:
@@ -168,7 +163,8 @@ def enter_namespaces() -> None:
 
 
 def empty_root(namespaces: str) -> None:
-    """An empty tmpfs as root, so that no file has a name; it is mounted on /proc, which every system has."""
+    """Makes an empty tmpfs the root, so that no file has a name. It is mounted on /proc, which every system
+    has."""
     if namespaces != "ok":
         raise OSError("left out, for it would change the mounts of the whole machine")
     call("mount", b"none", b"/", None, 0x44000, None)   # MS_REC | MS_PRIVATE
@@ -180,20 +176,20 @@ def empty_root(namespaces: str) -> None:
 
 
 def drop_user() -> None:
-    """From root to a user that owns nothing."""
+    """Changes from root to a user that owns nothing."""
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
 def drop_capabilities() -> None:
-    """capset to none, for which the C library has no function."""
+    """Gives up all capabilities. The C library has no function for this."""
     number = {"x86_64": 126}.get(os.uname().machine, 91)
     call("syscall", number, struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
 def lock_up(layers: dict, mem_mb: int, profile: object) -> None:
-    """Once per fork server, before any job: all that its children inherit."""
+    """Puts up, before any job, all that a fork server's children inherit."""
     root = os.geteuid() == 0                            # asked now: in a namespace it means something else
     with open("/proc/self/statm") as f:
         own_bytes = int(f.read().split()[0]) * resource.getpagesize()
@@ -216,6 +212,6 @@ def lock_up(layers: dict, mem_mb: int, profile: object) -> None:
 
 
 def wall_in(wall: list) -> None:
-    """The last that a child does before its program: it will die with the fork server, and is filtered."""
+    """Ties a child to the fork server's life and filters it: the last thing before its program."""
     if prctl(*DIE_WITH_PARENT) or prctl(*wall):
         os._exit(111)
