@@ -112,7 +112,7 @@ GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types
           "samples_per_task": "3 solve", "teacher_reward": "4 reward and update", "evolve": "5 evolve",
           "probe_every": "probes", "device": "machine"}
 # What a prompt format wants where the command line says nothing. The micro values are measured in LOG.md; of the
-# others the rate is, on a base of 0.5B and for students alone (docs/real.md).
+# others the rate is, on a base of 0.5B and for students alone (docs/findings.md).
 PRESETS = {}
 PRESETS["micro"] = dict(
     pop=8, steps=30, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024, task_types=("code_o",),

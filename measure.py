@@ -171,7 +171,7 @@ def measures(s: Setup, state: State, proposed: list[ProposalRecord], batch: Batc
 # --- alarms -------------------------------------------------------------------------------------------------
 
 def alarms(rows: list[dict]) -> dict[str, str]:
-    """What is going wrong, by the run's lines of metrics.jsonl so far: name -> sentence (docs/advanced/drift.md)."""
+    """What is going wrong, by the run's lines of metrics.jsonl so far: name -> sentence (docs/runs.md)."""
     found = {}
     latest = rows[-WINDOW:]
     if len(latest) < WINDOW:

@@ -1,8 +1,10 @@
 """What every test shares: one thread, the bundled micro base, one running sandbox."""
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")   # before torch is imported
-os.environ["CUDA_VISIBLE_DEVICES"] = ""         # the same tests on every machine: `python -m bench card` tries a card
+if "gpu" not in sys.argv:                       # the same tests on every machine; `pytest -m gpu` tries a card
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from pathlib import Path
