@@ -73,5 +73,5 @@ micro: setup
 	$(BIN)/python -m micro.make
 
 clean:
-	rm -rf .venv out .pytest_cache
+	rm -rf .venv out .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
