@@ -13,7 +13,7 @@ from tasks.prompts import FORMATS, template
 # Flags with several values, which the command line and config.json write with commas between them
 Names = tuple[str, ...]
 Numbers = tuple[float, ...]
-MATCHING = ("pfsp", "uniform", "hard")
+MATCHING = ("pfsp", "uniform")
 EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
 ALARMS = ("collapse", "gaming", "forgetting", "flat")
 MANY = 10**9

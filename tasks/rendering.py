@@ -64,7 +64,11 @@ def render(prompt: Prompt, prompt_format: str, tokenizer: object) -> Rendered:
     # A chat template has written the special tokens already; a second begin token would be one too many.
     special = prompt_format == "base"
     # Without its warning of a long text: whoever asks compares the length with the base's context.
-    ids = tokenizer(text + prompt.prefix, add_special_tokens=special, verbose=False).input_ids
+    tokens = tokenizer(text + prompt.prefix, add_special_tokens=special, return_special_tokens_mask=True,
+                       verbose=False)
+    ids = tokens.input_ids
+    while tokens.special_tokens_mask[len(ids) - 1]:     # an end token that the tokenizer appends
+        ids.pop()
     return Rendered(ids, opening, prompt.closing or FORMATS[prompt_format].closing)
 
 
