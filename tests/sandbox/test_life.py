@@ -126,6 +126,9 @@ def test_signals_that_the_trainer_ignores_or_blocks_still_work():
 
 
 def test_command_line(as_nobody):
+    """As an ordinary user, without standard streams, where it cannot protect; and it asks for no torch."""
+    light = "import sys, verifier; assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", light], cwd=ROOT).returncode == 0
     done = as_nobody("--self-check")
     assert done.returncode == 0 and re.match("tier: (full|no namespaces)\n", done.stdout), done
     bare = f"exec {sys.executable} {verifier.__file__} --self-check <&- 2>&-"       # without standard streams
