@@ -82,6 +82,7 @@ class Config:
     token_weight: str = flag(None, "mean over all tokens, mean of rows' means, or Dr. GRPO's",
                              ("member", "row", "constant"))
     kl_coef: float = flag(0.0, "weight of the KL to the base")
+    entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", within=(0, 1))
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", within=(0, 1))
     lr_decay: Numbers = flag(None, "HOLD,END,FLOOR: rates hold for HOLD steps of the run, then fall linearly to FLOOR "

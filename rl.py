@@ -1,17 +1,18 @@
 """Advantages, the loss and the joint update: every member learns from its own rows, all in one pass.
 
-A step is one gradient step of REINFORCE++ (2501.03262) on what was sampled just now: the policy's ratio is 1, and the
-clipped loss of PPO, GSPO or CISPO has the same gradient. What is left to choose is where algorithms differ then:
+A step is one gradient step of REINFORCE++ (2501.03262) on what was sampled just now. The policy's ratio is 1
+then, so the clipped losses of PPO, GSPO and CISPO have the gradient of -A logp. Algorithms still differ in:
 
     reinforce++  2501.03262   reward less the group's mean, whitened over a member's tokens of one role
     rloo         2402.14740   reward less the mean of the group's others
     grpo         2402.03300   divided by the group's deviation; rows count the same, however long
     dr_grpo      2503.20783   grpo without both: no deviation, a constant for the row's length
 
-A member's loss is a sum over its own tokens: its step does not depend on who else is in the batch. Adam (1412.6980) has
-moments, steps, gradient norm and rate of each member.
+A member's loss is a sum over its own tokens, so its step does not depend on who else is in the batch. Adam
+(1412.6980) has moments, steps, gradient norm and rate of each member.
 """
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,23 +20,23 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
 from common import demand
-from ranks import ALONE, Ranks
-from config import Config, resolve_config
+from config import Config, resolve_config, spelled
 from generate import Rollout
-from lora import Adapters, AdapterWeights
+from lora import Adapters, AdapterWeights, Route
 from model import Base
-from pack import Packed, micro_batches, pack
+from ranks import ALONE, Ranks, send
 
 CHUNK = 1 << 25                            # logits that exist at once: a whole batch's would fill a GPU
 DEFAULT = resolve_config(Config(), "micro")
 BETAS = (0.9, 0.95)                        # of Adam
 EPS = 1e-8                                 # of Adam
 MAX_NORM = 1.0                             # to which a member's gradient is clipped
+CAP = 2.0                                  # of importance weights: see token_loss
 
 
 @dataclass
 class Batch:
-    """What one step learns from: N rows, their rewards, and the groups of baselines and whitening."""
+    """Holds what one step learns from: N rows, their rewards, the groups of baselines and whitening."""
     rollout: Rollout
     reward: Tensor                   # (N,) float32
     group: Tensor                    # (N,) rows of one prompt share a number
@@ -43,183 +44,402 @@ class Batch:
     kind: Tensor                     # (N,) index of the task type
 
 
+def check_case(name: str, cfg: Config, cases: tuple[str, ...], where: str) -> None:
+    """Fails for a value that config.py allows and a function here does not know. Without a case it would
+    compute what another value does, and nobody would notice."""
+    value = getattr(cfg, name)
+    assert value in cases, f"{spelled(name)} {value} has no case in {where}: add one there"
+
+
 # --- advantages ---------------------------------------------------------------------------------------------
 
 def total(x: Tensor, index: Tensor) -> Tensor:
-    """The sum of x (N,) over each group (n_groups,); index (N,): the groups, numbered without gaps."""
+    """Returns the sum of x (N,) over each group (n_groups,); index (N,) numbers the groups without gaps."""
     n_groups = int(index.max()) + 1
     return x.new_zeros(n_groups).index_add_(0, index, x)
 
 
 def mean_and_std(x: Tensor, group: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted mean and the standard deviation of x (N,) in each row's group, both (N,) float64."""
-    _, index = group.unique(return_inverse=True)           # the groups, numbered without gaps
+    """Returns the weighted mean and the standard deviation of x (N,) float64 in each row's group."""
+    _, index = group.unique(return_inverse=True)
     mass = total(weight.to(x.dtype), index).clamp_min(1e-12)
-    mean = (total(weight * x, index) / mass)[index]        # back to (N,)
+    mean = total(weight * x, index) / mass
+    mean = mean[index]                                     # back to (N,)
     var = total(weight * (x - mean) ** 2, index) / mass
     return mean, var[index].sqrt()
 
 
 def advantages(batch: Batch, cfg: Config = DEFAULT) -> Tensor:
-    """One advantage per row (N,) float32, the same for each of its tokens. Rows of groups without variance get
-    exactly 0 and take no part in the whitening; with the baseline "none" every row takes part."""
+    """Returns one advantage per row (N,) float32, the same for each of its tokens.
+
+    Rows of groups without variance get exactly 0 and take no part in the whitening; with the baseline "none"
+    every row takes part. A reward that is not finite makes NaN, and its member takes no step.
+    """
     adv = batch.reward.double()
     mean, std = mean_and_std(adv, batch.group, torch.ones_like(adv))
-    has_variance = std > 1e-6
+    has_variance = ~(std <= 1e-6)                          # not std > 1e-6, which is false for NaN
     if cfg.baseline == "none":
         has_variance = torch.ones_like(has_variance)
     else:
         adv = adv - mean
     if cfg.baseline == "leave-one-out":                    # r - mean of n - 1 others = (r - mean) n / (n - 1)
         _, index, n = batch.group.unique(return_inverse=True, return_counts=True)
-        adv = adv * (n / (n - 1).clamp_min(1))[index]
+        correction = n / (n - 1).clamp_min(1)              # of each group
+        adv = adv * correction[index]
     elif cfg.baseline == "standardized":
         adv = adv / (std + 1e-6)
+    else:
+        check_case("baseline", cfg, ("group", "none"), "rl.advantages")
     adv = adv.masked_fill(~has_variance, 0.0)
-    if cfg.normalize_advantages != "off" and has_variance.any():
-        adv = whiten(adv, batch, has_variance, cfg.normalize_advantages == "kind")
+    how = cfg.normalize_advantages
+    check_case("normalize_advantages", cfg, ("member", "kind", "off"), "rl.advantages")
+    if how != "off" and has_variance.any():
+        adv = whiten(adv, batch, has_variance, how == "kind")
     return adv.float()
 
 
 def whiten(adv: Tensor, batch: Batch, rows: Tensor, by_kind: bool) -> Tensor:
-    """Advantages (N,) with mean 0 and deviation 1 over the answer tokens of each member in each role, and with
-    by_kind in each task type, too. rows (N,) bool: which take part; the others get 0."""
+    """Returns advantages (N,) with mean 0 and deviation 1 over the answer tokens of each member in each role;
+    by_kind, in each task type, too. rows (N,) bool says which take part; the others get 0."""
     columns = [batch.rollout.member, batch.role]
     if by_kind:
         columns.append(batch.kind)
-    _, group = torch.stack(columns, 1).unique(dim=0, return_inverse=True)
-    mean, std = mean_and_std(adv, group, batch.rollout.n_tokens * rows)
-    return ((adv - mean) / (std + 1e-6)).masked_fill(~rows, 0.0)
+    table = torch.stack(columns, 1)                        # (N, 2 or 3): equal lines are a group
+    _, group = table.unique(dim=0, return_inverse=True)
+    n_tokens = batch.rollout.n_tokens * rows
+    mean, std = mean_and_std(adv, group, n_tokens)
+    adv = (adv - mean) / (std + 1e-6)
+    return adv.masked_fill(~rows, 0.0)
 
 
 def token_weight(rollout: Rollout, cfg: Config = DEFAULT) -> Tensor:
-    """Weight (N,) of each of a row's tokens in its member's loss: 1 / the mean's denominator. That is the
-    member's answer tokens (member), rows x the row's tokens (row), or rows x max_new_tokens (constant)."""
+    """Returns the weight (N,) of each of a row's tokens in its member's loss, 1 / the mean's denominator. The
+    denominator is the member's answer tokens (member), its rows times the row's tokens (row), or its rows
+    times max_new_tokens (constant)."""
     _, index = rollout.member.unique(return_inverse=True)
-    rows = index.bincount()[index]                         # (N,) how many rows the row's member has
+    n_rows = index.bincount()[index]                       # (N,) of the row's member
     if cfg.token_weight == "row":
-        return 1.0 / (rows * rollout.n_tokens)
+        return 1.0 / (n_rows * rollout.n_tokens)
     if cfg.token_weight == "constant":
-        return 1.0 / (rows * cfg.max_new_tokens)
-    return 1.0 / total(rollout.n_tokens, index)[index]
+        return 1.0 / (n_rows * cfg.max_new_tokens)
+    check_case("token_weight", cfg, ("member",), "rl.token_weight")
+    n_tokens = total(rollout.n_tokens, index)              # of each member
+    return 1.0 / n_tokens[index]
+
+
+# --- lines: one copy of each prompt, its answers behind it --------------------------------------------------
+#
+#     p p p p a a a b b       a line: prompt p, then answers a and b of one member, each less its last token
+#     0 1 2 3 4 5 6 4 5       positions: every answer goes on from the prompt
+#
+# A token sees the prompt and its own answer up to itself, so states and gradients are those of separate rows.
+# Eight proposals of 40 tokens to a prompt of 500 cost 812 tokens instead of 4,312.
+
+Line = list[int]                           # rows of a rollout that share a member and a prompt
+
+
+@dataclass
+class Packed:
+    """Holds G lines of T tokens by member, padded on the right, and where M answer tokens are predicted."""
+    ids: Tensor                      # (G, T) int64
+    positions: Tensor                # (G, T)
+    mask: Tensor | None              # (G, 1, T, T) true where seen; None = causal: one answer a line
+    member: Tensor                   # (G,) on the CPU: adapters are routed there, without a wait
+    source: Tensor                   # (M,) index into the flattened (G T) states
+    target: Tensor                   # (M,) the answer token
+    row: Tensor                      # (M,) its row in the rollout
+    column: Tensor                   # (M,) its place in that row
+    logp: Tensor                     # (M,) its log-probability in the rollout
+
+
+def size(rollout: Rollout, line: Line) -> int:
+    """Returns the tokens of a line, its prompt and each answer less the last token, which predicts nothing."""
+    prompt = rollout.prompt_len[line[0]]
+    answers = rollout.n_tokens[line] - 1
+    return int(prompt + answers.sum())
+
+
+def make_lines(rollout: Rollout, rows: list[int], budget: int) -> list[Line]:
+    """Returns these rows in lines of at most `budget` tokens; a longer row has a line of its own."""
+    groups: dict[tuple, list[Line]] = {}                   # lines by member and prompt
+    cost = (rollout.n_tokens - 1).tolist()
+    for i in rows:
+        prompt = rollout.ids[i, :rollout.prompt_len[i]].tolist()
+        key = (int(rollout.member[i]), *prompt)
+        group = groups.setdefault(key, [[]])
+        last = group[-1]
+        used = len(prompt) + sum(cost[j] for j in last)
+        if last and used + cost[i] > budget:
+            last = []
+            group.append(last)
+        last.append(i)
+    return sum(groups.values(), [])
+
+
+def micro_batches(rollout: Rollout, rows: list[int], budget: int) -> list[list[Line]]:
+    """Returns batches of lines of at most `budget` padded tokens, similar lengths together."""
+    todo = [(size(rollout, line), line) for line in make_lines(rollout, rows, budget)]
+    todo.sort()                                            # the shortest first, then by their rows
+    batches = []
+    for n_tokens, line in todo:
+        # all are padded to the latest, which is the longest; a line beyond the budget runs alone
+        if batches and (len(batches[-1]) + 1) * n_tokens <= budget:
+            batches[-1].append(line)
+        else:
+            batches.append([line])
+    return batches
+
+
+def seen(answer: Tensor) -> Tensor:
+    """Returns which keys a query of a line sees (G, 1, T, T): the prompt and its own answer up to itself.
+    answer (G, T) is 0 in the prompt, 1, 2, ... in the answers, -1 in the padding."""
+    same = answer[:, :, None] == answer[:, None, :]        # (G, query, key)
+    prompt = answer[:, None, :] == 0
+    causal = torch.ones_like(same).tril()
+    allowed = (same | prompt) & causal
+    return allowed[:, None]                                # (G, 1, T, T), the same for all heads
+
+
+def pack(rollout: Rollout, batch: list[Line], device: torch.device | str = "cpu") -> Packed:
+    """Returns a batch of lines, laid out on the CPU, in the memory of the device."""
+    batch = sorted(batch, key=lambda line: int(rollout.member[line[0]]))
+    G = len(batch)
+    T = max(size(rollout, line) for line in batch)
+    row = torch.zeros(G, T, dtype=torch.int64)             # whose token stands there
+    position = torch.zeros_like(row)
+    answer = torch.full_like(row, -1)                      # 0 = prompt; 1, 2, ... = answers; -1 = padding
+    source = []                                            # place of the state that predicts a token
+    target_row, column = [], []                            # that token
+    for g, line in enumerate(batch):
+        P = int(rollout.prompt_len[line[0]])
+        row[g, :P] = line[0]
+        position[g, :P] = torch.arange(P)
+        answer[g, :P] = 0
+        at = P                                             # where the next answer begins
+        for number, i in enumerate(line, 1):
+            n = int(rollout.n_tokens[i]) - 1               # the last token is predicted, and not read
+            here = slice(at, at + n)
+            row[g, here] = i
+            position[g, here] = torch.arange(P, P + n)
+            answer[g, here] = number
+            first = g * T                                  # of the line, among the flattened states
+            source.append(first + P - 1)                   # the prompt's end predicts the first token
+            source += range(first + at, first + at + n)
+            target_row += [i] * (n + 1)
+            column += range(P, P + n + 1)
+            at += n
+    target_row = torch.tensor(target_row)
+    column = torch.tensor(column)
+    ids = rollout.ids[row, position] * (answer >= 0)
+
+    put = partial(send, device=device)                     # the processor goes on while a GPU is busy
+    mask = None
+    if max(map(len, batch)) > 1:
+        mask = seen(put(answer))
+    return Packed(
+        ids=put(ids),
+        positions=put(position),
+        mask=mask,
+        member=rollout.member[row[:, 0]],
+        source=put(torch.tensor(source)),
+        target=put(rollout.ids[target_row, column]),
+        row=put(target_row),
+        column=put(column),
+        logp=put(rollout.logp[target_row, column]))
 
 
 # --- loss and gradient --------------------------------------------------------------------------------------
 
-def token_logp(base: Base, hidden: Tensor, target: Tensor, temperature: float) -> Tensor:
-    """Log-probability (M,) float32 of the target tokens (M,) given the states (M, C). Works in checkpointed
-    chunks, so that at most CHUNK logits exist at once."""
-    def piece(h: Tensor, y: Tensor) -> Tensor:
-        logp = (base.model.logits(h).float() / temperature).log_softmax(-1)         # (M, V)
-        return logp.gather(1, y[:, None]).squeeze(1)
+def token_loss(
+    adv: Tensor,                     # (M,)
+    logp: Tensor,                    # (M,) log-probability of the token
+    sampled: Tensor | None,          # (M,) the same in the rollout; None = rollout and training compute the same
+    of_base: Tensor | None,          # (M,) the same of the frozen base; None without --kl-coef
+    entropy: Tensor | None,          # (M,) None without --entropy-coef
+    cfg: Config,
+) -> Tensor:
+    """Returns the loss of each token (M,): -A logp w + kl_coef KL - entropy_coef H.
 
+    w = min(exp(logp - sampled), CAP), without gradient, corrects for a rollout that computes otherwise than
+    training does (truncated importance sampling, 2505.24034). KL is Schulman's k3 = r - log r - 1, where r is
+    the base's probability over the member's (http://joschu.net/blog/kl-approx.html).
+    """
+    loss = -adv * logp
+    if sampled is not None:
+        w = (logp.detach() - sampled).exp()
+        loss = loss * w.clamp_max(CAP)
+    if of_base is not None:
+        log_r = of_base - logp
+        loss = loss + cfg.kl_coef * (log_r.exp() - log_r - 1)
+    if entropy is not None:
+        loss = loss - cfg.entropy_coef * entropy
+    return loss
+
+
+def score(
+    base: Base,
+    p: Packed,
+    lora: Route | None,
+    cfg: Config,
+    checkpointing: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the log-probability (M,) float32 of each target, and the entropy (M,) of its distribution, None
+    without --entropy-coef. At most CHUNK logits exist at once; more are computed again for the gradient."""
+    def piece(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+        logits = base.model.logits(h).float()
+        logp = (logits / cfg.temperature).log_softmax(-1)  # (M, V)
+        entropy = None
+        if cfg.entropy_coef:
+            entropy = -(logp.exp() * logp).sum(-1)
+        return logp.gather(1, y[:, None]).squeeze(1), entropy
+
+    hidden = base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing)
+    hidden = hidden.flatten(0, 1)[p.source]                # (G, T, C) -> (M, C)
     n = max(1, CHUNK // base.model.cfg.vocab_size)         # tokens of a chunk
-    if len(target) <= n:
-        return piece(hidden, target)
-    parts = zip(hidden.split(n), target.split(n))
-    return torch.cat([checkpoint(piece, h, y, use_reentrant=False) for h, y in parts])
+    if len(hidden) <= n:
+        return piece(hidden, p.target)
+    logps, entropies = [], []
+    for h, y in zip(hidden.split(n), p.target.split(n)):
+        logp, entropy = checkpoint(piece, h, y, use_reentrant=False)
+        logps.append(logp)
+        entropies.append(entropy)
+    return torch.cat(logps), torch.cat(entropies) if cfg.entropy_coef else None
 
 
-def backward(base: Base, adapters: Adapters, p: Packed, adv: Tensor, weight: Tensor, cfg: Config) -> Tensor:
-    """Add a micro-batch's gradient to .grad of the stacked factors; log-probabilities (M,) of its tokens. The
-    loss is the sum over tokens of weight times -advantage x logp, plus kl_coef times the KL to the base (k3)."""
-    checkpointing = p.ids.numel() > cfg.tokens_per_microbatch
-
-    def states(lora: object) -> Tensor:
-        hidden = base.model(p.ids, p.positions, p.mask, lora=lora, checkpointing=checkpointing)
-        return hidden.flatten(0, 1)[p.source]              # (G, T, C) -> (M, C)
-
-    weights = AdapterWeights(adapters, p.member, base.model.embedding.dtype, trains=True)
-    for linear in base.model.fused_linears():
-        weights.for_layers(linear.paths, linear.sizes)     # outside of what is checkpointed
-    logp = token_logp(base, states(weights.route(p.member)), p.target, cfg.temperature)
-    loss = -adv[p.row] * logp
-    if cfg.kl_coef:
-        with torch.no_grad():
-            of_base = token_logp(base, states(None), p.target, cfg.temperature)
-        log_ratio = of_base - logp
-        loss = loss + cfg.kl_coef * (log_ratio.exp() - log_ratio - 1)
-    (loss * weight[p.row]).sum().backward()
-    weights.add_gradients()
-    return logp.detach()
-
-
-def update(base: Base, adapters: Adapters, batch: Batch, adv: Tensor, adam: "Adam", cfg: Config,
-           ranks: Ranks = ALONE, desc: str = "") -> dict:
-    """One optimiser step of every member with a row that says something; the others are not touched, whatever
-    their momentum. Returns trained tokens, gradient norms, members skipped for a gradient that is not finite,
-    and how much log-probabilities differ from the rollout's."""
-    rollout = batch.rollout
-    learns = (rollout.member >= 0) & ((adv != 0) | (cfg.kl_coef > 0))               # (N,)
-    weight = token_weight(rollout, cfg)
-    on_cpu = rollout.to("cpu")                             # rows are packed there
-    logp = torch.zeros_like(rollout.logp)
+def accumulate(
+    base: Base,
+    adapters: Adapters,
+    batch: Batch,
+    adv: Tensor,                     # (N,)
+    cfg: Config = DEFAULT,
+    ranks: Ranks = ALONE,
+    desc: str = "",
+) -> tuple[Tensor, Tensor]:
+    """Puts the gradient of every member's loss into .grad of the stacked factors, summed over all processes.
+    The loss is the sum over its tokens of token_weight times token_loss. Returns the log-probabilities (N, T)
+    of the trained tokens, elsewhere 0, and which rows (N,) were trained, those that have a gradient."""
+    n_rows = len(batch.reward)
+    shape = tuple(getattr(adv, "shape", ()))
+    # a number or a column would be broadcast, and every row would learn something else
+    given = f"rl.advantages gave a {type(adv).__name__} of shape {shape} for {n_rows} rows"
+    assert shape == (n_rows,), f"{given}: give a Tensor, one number for each row, ({n_rows},)"
+    dtype = base.model.embedding.dtype
+    always = cfg.kl_coef > 0 or cfg.entropy_coef > 0       # terms with a gradient of their own
+    trained = (batch.rollout.member >= 0) & ((adv != 0) | always)
+    weight = token_weight(batch.rollout, cfg)
+    rollout = batch.rollout.to("cpu")                      # rows are packed there
+    found = torch.zeros_like(batch.rollout.logp)
     for factor in adapters.parameters():
         factor.grad = torch.zeros_like(factor)
-    todo = micro_batches(on_cpu, learns.nonzero().squeeze(1).tolist(), cfg.tokens_per_microbatch)
+    todo = micro_batches(rollout, trained.nonzero().squeeze(1).tolist(), cfg.tokens_per_microbatch)
     for lines in tqdm(todo[ranks.rank::ranks.world], desc, leave=False, disable=not desc):
-        p = pack(on_cpu, lines, adv.device)
-        logp[p.row, p.column] = backward(base, adapters, p, adv, weight, cfg)
-    ranks.all_reduce(logp, *[factor.grad for factor in adapters.parameters()])
+        p = pack(rollout, lines, adv.device)
+        weights = AdapterWeights(adapters, p.member, dtype, trains=True)
+        for linear in base.model.fused_linears():
+            weights.for_layers(linear.paths, linear.sizes)  # outside of what is checkpointed
+        checkpointing = p.ids.numel() > cfg.tokens_per_microbatch
+        logp, entropy = score(base, p, weights.route(p.member), cfg, checkpointing)
+        sampled = of_base = None
+        if dtype != torch.float32:
+            sampled = p.logp
+        if cfg.kl_coef:
+            with torch.no_grad():
+                of_base, _ = score(base, p, None, cfg)
+        loss = token_loss(adv[p.row], logp, sampled, of_base, entropy, cfg)
+        (loss * weight[p.row]).sum().backward()
+        weights.add_gradients()
+        found[p.row, p.column] = logp.detach()
+    ranks.all_reduce(found, *[factor.grad for factor in adapters.parameters()])
+    return found, trained
 
+
+# --- update -------------------------------------------------------------------------------------------------
+
+def update(
+    base: Base,
+    adapters: Adapters,
+    batch: Batch,
+    adv: Tensor,
+    adam: "Adam",
+    cfg: Config,
+    ranks: Ranks = ALONE,
+    desc: str = "",                  # title of a progress bar
+) -> dict:
+    """Takes one optimiser step of every member that has a trained row and a finite gradient. No other member
+    is touched, whatever its momentum. Returns the number of trained tokens, gradient norms, the members
+    skipped for a gradient that is not finite, and the mean gap of log-probabilities to the rollout's."""
+    rollout = batch.rollout
+    logp, trained = accumulate(base, adapters, batch, adv, cfg, ranks, desc)
     active = torch.zeros(adapters.n_members, dtype=torch.bool, device=adv.device)
-    active[rollout.member[learns]] = True
+    active[rollout.member[trained]] = True
     norm, skipped = adam.step(active)
-    trained = rollout.mask & learns[:, None]               # (N, T)
-    gap = (logp - rollout.logp)[trained].abs()
+    sound = trained & ~skipped[rollout.member]             # rows of the base, member -1, are not trained
+    gap = (logp - rollout.logp)[rollout.mask & sound[:, None]].abs()
     return dict(
-        trained_tokens=int(trained.sum()),
+        trained_tokens=int(rollout.n_tokens[sound].sum()),
         train_rollout_logprob_diff=gap.mean().item() if len(gap) else 0.0,
         grad_norm=[round(x, 6) for x in norm.tolist()],
         skipped=skipped.nonzero().squeeze(1).tolist())
 
 
+def per_member(x: Tensor) -> Tensor:
+    """Returns a number for each member (a,) in the shape (a, 1, 1), to scale factors with."""
+    return x.float()[:, None, None]
+
+
 class Adam:
-    """Adam over stacked factors; moments, steps, gradient norm, clipped to MAX_NORM, and rate per member."""
+    """Adapts stacked factors; moments, steps, gradient norm, clipped to MAX_NORM, and rate are per member."""
 
     def __init__(self, adapters: Adapters):
         self.adapters = adapters
-        self.m = [torch.zeros_like(factor) for factor in adapters.parameters()]
-        self.v = [torch.zeros_like(factor) for factor in adapters.parameters()]
+        self.m, self.v = [], []                            # of each factor, in its shape
+        for factor in adapters.parameters():
+            self.m.append(torch.zeros_like(factor))
+            self.v.append(torch.zeros_like(factor))
         self.steps = torch.zeros(adapters.n_members, dtype=torch.int64, device=adapters.device)
         self.lr = torch.zeros(adapters.n_members, device=adapters.device)
 
     @torch.no_grad()
     def step(self, active: Tensor) -> tuple[Tensor, Tensor]:
-        """Update the active members (P,) bool from .grad and clear it; no bit of the others is touched.
+        """Updates the active members (P,) bool from .grad and clears it; no bit of the others is touched.
         Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,)."""
-        squares = [factor.grad.double().pow(2).sum((1, 2)) for factor in self.adapters.parameters()]
+        squares = []                                       # of each factor, (P,)
+        for factor in self.adapters.parameters():
+            squares.append(factor.grad.double().pow(2).sum((1, 2)))
         norm = torch.stack(squares).sum(0).sqrt()          # (P,)
-        a = (active & norm.isfinite()).nonzero().squeeze(1)            # who takes a step
+        finite = norm.isfinite()
+        a = (active & finite).nonzero().squeeze(1)         # numbers of the members that take a step
         self.steps[a] += 1
         b1, b2 = BETAS
         t = self.steps[a].double()
-        scale = (MAX_NORM / (norm[a] + 1e-6)).clamp_max(1.0).float()[:, None, None]
-        lr_hat = (self.lr[a] / (1 - b1 ** t)).float()[:, None, None]   # with Adam's bias corrections
-        root_hat = (1 - b2 ** t).rsqrt().float()[:, None, None]
+        clip = (MAX_NORM / (norm[a] + 1e-6)).clamp_max(1.0)
+        scale = per_member(clip)
+        lr_hat = per_member(self.lr[a] / (1 - b1 ** t))    # with Adam's bias corrections
+        root_hat = per_member((1 - b2 ** t).rsqrt())
         for factor, m, v in zip(self.adapters.parameters(), self.m, self.v):
             g = factor.grad[a] * scale
             m[a] = m[a].lerp(g, 1 - b1)
             v[a] = v[a].lerp(g * g, 1 - b2)
             factor[a] -= lr_hat * m[a] / (v[a].sqrt() * root_hat + EPS)
             factor.grad = None
-        return norm, active & ~norm.isfinite()
+        return norm, active & ~finite
 
     def reset(self, slot: int) -> None:
-        """Forget a member's moments and steps: who replaces it starts fresh."""
+        """Forgets a member's moments and steps, because who replaces it starts fresh."""
         for x in (*self.m, *self.v):
             x[slot].zero_()
         self.steps[slot] = 0
 
     def state_dict(self, slot: int) -> dict[str, Tensor]:
-        """A member's moments, as flat named tensors for safetensors; its steps are beside them."""
+        """Returns a member's moments as flat named tensors for safetensors; its steps lie beside them."""
         state = {}
         for i, (m, v) in enumerate(zip(self.m, self.v)):
-            state[f"m.{i}"], state[f"v.{i}"] = m[slot], v[slot]
+            state[f"m.{i}"] = m[slot]
+            state[f"v.{i}"] = v[slot]
         return state
 
     def load_state_dict(self, slot: int, state: dict[str, Tensor]) -> None:
-        """Inverse of state_dict."""
+        """Reads what state_dict returned into a member."""
         own = self.state_dict(slot)
         demand(state.keys() == own.keys(), "these are the moments of another population")
         for name, x in own.items():

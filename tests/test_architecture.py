@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE = "rewards trueskill_lite operators attention model lora weights generate pack rl evolve selfplay"
+CORE = "rewards trueskill_lite operators model lora weights generate rl evolve selfplay"
 BELOW = f"infra sandbox micro.programs run.terminal verifier tasks config {CORE}"
 # From the ground up: a room, and the rooms above it in this table that it may import. A module lives in the room of the longest
 # name that fits; a new file at the root that has no row here may import everything but the entry files.
