@@ -1,9 +1,10 @@
-"""nano.py: all of PopuLoRA in one file, to be read top to bottom with the paper beside it.
+"""Holds all of PopuLoRA in one file, to be read top to bottom with the paper beside it.
 
     python nano.py --seed 0 --pop 8 --steps 30           # four minutes on one core
 
 A population of LoRA adapters on one frozen base teaches itself to read Python. Teachers write small
-programs, students say what these return, a sandboxed interpreter is the only verifier. Five phases:
+programs. Students say what the programs return. A sandboxed interpreter is the only verifier. A step
+has five phases:
 
     1. match     every teacher draws a student, most likely one about as good as itself
     2. propose   the teacher writes programs with an input; one that runs, and is new, is a task
@@ -11,8 +12,8 @@ programs, students say what these return, a sandboxed interpreter is the only ve
     4. update    both are paid and take one step of REINFORCE++; TrueSkill rates the match
     5. evolve    every eighth step the worst of each role is replaced by a child of the others
 
-arXiv 2605.16727, on top of 2505.03335 (AZR). train.py does the same fast, in one batch for all
-members and with more to choose from; tests compare the two.
+The paper is arXiv 2605.16727, on top of 2505.03335 (AZR). train.py does the same fast, in one batch
+for all members and with more to choose from; tests compare the two.
 
     a teacher reads "propose out list" and writes        its student reads that and answers
         def f(x):                                            >[3,7,5]
@@ -20,10 +21,11 @@ members and with more to choose from; tests compare the two.
          return x
         f([5,3,7])
 
-What to watch: with a trace (">", x after each statement) the base is right seven times in ten, but
-by habit it answers at once ("="), right twice in ten. In steps 10 to 20 students start to think.
+Watch the students start to think, in steps 10 to 20. With a trace (">", x after each statement) the
+base is right seven times in ten. But by habit it answers at once ("="), and is right twice in ten.
 
-Shapes: N rows (an answer each), T tokens, V vocabulary, R rank. logits[:, t] predict ids[:, t + 1].
+Shapes have the letters N rows (each an answer), T tokens, V vocabulary, R rank. logits[:, t] predict
+ids[:, t + 1].
 """
 import argparse
 import random
@@ -68,7 +70,7 @@ Factors = tuple[Tensor, Tensor]                     # of one layer: A (R, in), B
 
 @dataclass(eq=False)
 class Member:
-    """One of the population: a LoRA adapter with an optimiser and a rating of its own."""
+    """Holds one of the population: a LoRA adapter with an optimiser and a rating of its own."""
     name: str                                       # "T0", "S3": unique over the run
     role: str                                       # "teacher" | "student"
     factors: dict[str, Factors]                     # by the layer's name
@@ -83,7 +85,7 @@ class Member:
         self.adam = torch.optim.Adam(self.parameters, rate, betas=(0.9, 0.95))
 
 class LoRALinear(torch.nn.Linear):
-    """A frozen linear layer plus the low-rank update of the member that is plugged in."""
+    """Adds to a frozen linear layer the low-rank update of the member that is plugged in."""
     member = None                                   # whose factors all layers use now
 
     def forward(self, x: Tensor) -> Tensor:         # (N, T, in) -> (N, T, out)
@@ -91,7 +93,7 @@ class LoRALinear(torch.nn.Linear):
         return super().forward(x) + ALPHA / RANK * (x @ A.T @ B.T)
 
 def load_base() -> PreTrainedModel:
-    """The base, frozen, with its tokenizer. The blocks' linear layers have become LoRALinear."""
+    """Returns the frozen base with its tokenizer. The blocks' linear layers are LoRALinear now."""
     model = AutoModelForCausalLM.from_pretrained(BASE_DIR, dtype=torch.float32)
     model.requires_grad_(False)
     for name, layer in model.model.named_modules():
@@ -102,7 +104,7 @@ def load_base() -> PreTrainedModel:
     return model
 
 def founder(model: PreTrainedModel, role: str, number: int) -> Member:
-    """A member that equals the base: its A are Kaiming-uniform, and its B zero."""
+    """Returns a member that equals the base: its A are Kaiming-uniform, and its B are zero."""
     factors = {}
     for layer in model.modules():
         if isinstance(layer, LoRALinear):
@@ -116,7 +118,7 @@ def founder(model: PreTrainedModel, role: str, number: int) -> Member:
 # ---- sampling ------------------------------------------------------------------------------------
 @dataclass
 class Row:
-    """One answer: of a teacher a proposal, of a student an attempt at a task."""
+    """Holds one answer: a teacher's proposal, or a student's attempt at a task."""
     prompt: list[int]                               # token ids
     answer: list[int]                               # with the end token, unless cut off
     text: str = ""                                  # of the answer
@@ -128,21 +130,21 @@ class Row:
 Group = list[Row]                                   # all answers of a member to one prompt
 
 def flat(groups: list[Group]) -> list[Row]:
-    """The rows of all groups."""
+    """Returns the rows of all groups."""
     rows = []
     for group in groups:
         rows += group
     return rows
 
 def pad(lists: list[list], side: str = "right") -> Tensor:
-    """Lists of numbers as one tensor (N, T), padded with zeros."""
+    """Returns lists of numbers as one tensor (N, T), padded with zeros."""
     rows = [torch.tensor(numbers) for numbers in lists]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side=side)
 
 @torch.inference_mode()
 def sample(model: PreTrainedModel, member: Member, prompts: list[Prompt], n: int,
            greedy: bool = False) -> list[Group]:
-    """n answers of a member to each prompt, drawn at temperature 1 or greedy."""
+    """Returns n answers of a member to each prompt, drawn at temperature 1 or greedy."""
     if not prompts:
         return []
     LoRALinear.member = member
@@ -180,9 +182,9 @@ def sample(model: PreTrainedModel, member: Member, prompts: list[Prompt], n: int
 
 # ---- tasks: teachers propose them, the sandbox verifies, students solve --------------------------
 def task_of(proposal: Proposal | Reject, sandbox: Sandbox, seen: set[str]) -> Task | None:
-    """The task in a proposal, or None: it must parse, run, be deterministic, and new. `seen` holds
-    the structure of every task so far: else teachers end up repeating one short program that is
-    hard."""
+    """Returns the task in a proposal, or None. A task parses, runs, is deterministic, and is new:
+    `seen` holds the structure of every task so far. Without it teachers end up repeating one short
+    program that is hard."""
     if isinstance(proposal, Reject) or DEDUCTION.check(proposal, LIMITS):
         return None
     key = DEDUCTION.key(proposal, "structural")     # of the program without names and constants
@@ -197,7 +199,7 @@ def task_of(proposal: Proposal | Reject, sandbox: Sandbox, seen: set[str]) -> Ta
 
 def propose(model: PreTrainedModel, sandbox: Sandbox, teacher: Member,
             seen: set[str]) -> list[Group]:
-    """A teacher's proposals; row.task is the task in one, if it is valid."""
+    """Returns a teacher's proposals. row.task is the task in a valid one."""
     prompts = []
     for _ in range(N_PROMPTS):                      # each asks for an int, a list or a str
         prompts.append(DEDUCTION.propose(FORMAT, [], random, LIMITS))
@@ -209,7 +211,7 @@ def propose(model: PreTrainedModel, sandbox: Sandbox, teacher: Member,
 
 def solve(model: PreTrainedModel, sandbox: Sandbox, student: Member, tasks: list[Task], n: int,
           greedy: bool = False) -> list[Group]:
-    """n attempts of a student at each task, judged and paid."""
+    """Returns n attempts of a student at each task, judged and paid."""
     prompts = []
     for task in tasks:
         prompts.append(DEDUCTION.solve(FORMAT, task, LIMITS))
@@ -223,23 +225,23 @@ def solve(model: PreTrainedModel, sandbox: Sandbox, student: Member, tasks: list
     return groups
 
 def solve_rate(rows: list[Row]) -> float:
-    """Share of attempts that were correct."""
+    """Returns the share of attempts that were correct."""
     return sum(row.verdict == "correct" for row in rows) / max(1, len(rows))
 
 def think_rate(rows: list[Row]) -> float:
-    """Share of attempts that trace the program's values, in lines with ">", before they answer."""
+    """Returns the share of attempts that trace the program's values before they answer."""
     return sum(row.text.startswith(">") for row in rows) / max(1, len(rows))
 
 def teacher_reward(p: float) -> float:
-    """Of a task with solve rate p: harder is better, unsolvable is worth nothing (AZR, eq. 4)."""
+    """Returns what a task of solve rate p pays: harder is better, unsolvable pays 0 (AZR, eq. 4)."""
     if p == 0:
         return 0.0
     return 1.0 - p
 
 # ---- REINFORCE++ with baseline (2501.03262) ------------------------------------------------------
 def advantages(groups: list[Group]) -> None:
-    """Set the advantages of one member's rows: the reward less the group's mean, whitened over all
-    tokens. A group of equal rewards does not say which answer is better: its rows keep 0."""
+    """Sets the advantages of one member's rows: the reward less the group's mean, whitened over all
+    tokens. A group of equal rewards does not say which answer is better, so its rows keep 0."""
     rows = []
     for group in groups:
         rewards = [row.reward for row in group]
@@ -257,8 +259,8 @@ def advantages(groups: list[Group]) -> None:
             row.advantage = (row.advantage - mean) / (std + 1e-6)
 
 def loss_of(model: PreTrainedModel, member: Member, rows: list[Row], n_tokens: int) -> Tensor:
-    """-sum(advantage * logp) / n_tokens over the tokens of the rows' answers. The rows were sampled
-    just now, so that PPO's ratio is 1: its clipped loss has the same gradient."""
+    """Returns -sum(advantage * logp) / n_tokens over the tokens of the rows' answers. The rows were
+    sampled just now, so PPO's ratio is 1, and its clipped loss has the same gradient."""
     LoRALinear.member = member
     texts = []
     weights = []
@@ -274,7 +276,7 @@ def loss_of(model: PreTrainedModel, member: Member, rows: list[Row], n_tokens: i
     return -(weight * logp).sum() / n_tokens
 
 def update(model: PreTrainedModel, member: Member, groups: list[Group]) -> None:
-    """One step of Adam, its gradient clipped to norm 1, on a member's own groups of rows."""
+    """Takes one step of Adam on a member's own groups of rows, its gradient clipped to norm 1."""
     advantages(groups)
     # The loss is a mean over the tokens of all rows. Rows of advantage 0 add nothing to its sum and
     # are not run, but their tokens count: where few rows say something, the gradient is small.
@@ -293,9 +295,9 @@ def update(model: PreTrainedModel, member: Member, groups: list[Group]) -> None:
 
 # ---- ratings, and matching by them ---------------------------------------------------------------
 def rate_match(teacher: Member, student: Member, rows: list[Row]) -> None:
-    """The student wins if it solved more than the ratings expect, or was given no task at all; a
-    solve rate within DRAW of the expected one is a draw. TrueSkill's own margin, by which one match
-    in ten of equals is a draw, is in another unit, and is not fitted to how many of ours are."""
+    """Rates a match. The student wins if it solved more than the ratings expect, or was given no
+    task at all. A solve rate within DRAW of the expected one is a draw. TrueSkill's own margin is in
+    another unit: by it one match in ten of equals is a draw, however many of ours are."""
     surprise = 1.0                                  # a teacher that wrote no task has lost
     if rows:
         surprise = solve_rate(rows) - TRUESKILL.p_win(student.rating, teacher.rating)
@@ -306,9 +308,9 @@ def rate_match(teacher: Member, student: Member, rows: list[Row]) -> None:
     winner.rating, loser.rating = TRUESKILL.rate(winner.rating, loser.rating, draw)
 
 def match(teachers: list[Member], students: list[Member]) -> list[tuple[Member, Member]]:
-    """Pairs by prioritised fictitious self-play: a student that beats the teacher with probability
-    p is drawn with weight p (1 - p), one time in ten at random. Nobody is drawn twice before all
-    have been drawn once."""
+    """Returns pairs by prioritised fictitious self-play: a student that beats the teacher with
+    probability p is drawn with weight p (1 - p), and one time in ten at random. Nobody is drawn
+    twice before all have been drawn once."""
     pairs = []
     pool = []                                       # students that have not been drawn yet
     for teacher in random.sample(teachers, len(teachers)):
@@ -326,8 +328,8 @@ def match(teachers: list[Member], students: list[Member]) -> list[tuple[Member, 
 
 # ---- evolution: operators make a child's factors of a layer from its parents' --------------------
 def factors_of(dW: Tensor, R: int) -> Factors:
-    """The best A (R, in) and B (out, R) for dW (out, in). A component without a singular value
-    starts anew, as in a founder: with zeros in both factors it would never get a gradient."""
+    """Returns the best A (R, in) and B (out, R) for dW (out, in). A component without a singular
+    value starts anew, as in a founder, because zeros in both factors would never get a gradient."""
     U, S, V = torch.linalg.svd(dW, full_matrices=False)
     root = S[:R].sqrt()
     A = (root[:, None] * V[:R]).float()
@@ -339,7 +341,7 @@ def factors_of(dW: Tensor, R: int) -> Factors:
     return A, B
 
 def noise(parents: list[Factors]) -> Factors:
-    """Mutation: Gaussian noise on both factors, a tenth of their deviation (A's where B is 0)."""
+    """Mutates: adds Gaussian noise to both factors, a tenth of their deviation (A's if B is 0)."""
     [(A, B)] = parents
     std_A = A.std(correction=0)
     std_B = B.std(correction=0)
@@ -350,8 +352,8 @@ def noise(parents: list[Factors]) -> Factors:
     return A, B
 
 def dare(parents: list[Factors]) -> Factors:
-    """Crossover: each singular component of each parent's dW = B A is inherited with probability
-    1/2. The factors themselves cannot be mixed: many pairs of them have the same product."""
+    """Crosses: each singular component of each parent's dW = B A is inherited with probability 1/2.
+    The factors themselves cannot be mixed, because many pairs of them have the same product."""
     dW = 0.0
     for A, B in parents:
         R = len(A)
@@ -364,8 +366,8 @@ def dare(parents: list[Factors]) -> Factors:
 N_PARENTS = {noise: 1, dare: 2}                     # operators.py has more
 
 def weakest(members: list[Member], step: int) -> Member | None:
-    """Who is to be replaced: never the fittest, nor a child younger than one interval. Fitness is
-    mu - 3 sigma of the rating, the skill that a member has almost surely."""
+    """Returns who is to be replaced: never the fittest, nor a child younger than one interval.
+    Fitness is mu - 3 sigma of the rating, the skill that a member has almost surely."""
     worst_first = sorted(members, key=lambda m: TRUESKILL.fitness(m.rating))
     for member in worst_first[:-1]:
         if step - member.born > EVOLVE_EVERY:
@@ -374,8 +376,8 @@ def weakest(members: list[Member], step: int) -> Member | None:
 
 @torch.no_grad()
 def evolve(members: list[Member], step: int) -> None:
-    """Replace the worst of a role by a child of others, with a new optimiser. Its rating is its
-    parents', less certain: with a newcomer's, of fitness 0, it would be the next to go."""
+    """Replaces the worst of a role by a child of others, with a new optimiser. The child's rating is
+    its parents', less certain. With a newcomer's, of fitness 0, it would be the next to go."""
     victim = weakest(members, step)
     if victim is None:
         return
@@ -396,7 +398,7 @@ def evolve(members: list[Member], step: int) -> None:
 
 # ---- the loop ------------------------------------------------------------------------------------
 def main(seed: int = 0, pop: int = 8, steps: int = 30) -> None:
-    """A whole run: a line a step, and every tenth step the students on tasks that never change."""
+    """Runs it all: prints a line a step, and every tenth step asks the students held-out tasks."""
     torch.set_num_threads(1)
     model = load_base()
     random.seed(seed)
