@@ -3,7 +3,7 @@
 >>> env = TrueSkill()
 >>> a, b = env.rate(env.new(), env.new())            # a wins: (29.396, 7.171) and (20.604, 7.171)
 
-TrueSkill is the two-player case of Herbrich, Minka & Graepel 2006, where message passing becomes formulas.
+This is TrueSkill (Herbrich, Minka & Graepel 2006) for two players, where message passing becomes formulas.
 """
 import math
 from dataclasses import dataclass
@@ -11,32 +11,29 @@ from statistics import NormalDist
 
 SQRT2 = math.sqrt(2.0)
 SQRT2PI = math.sqrt(2.0 * math.pi)
-UNDERFLOW = 1e-290  # below this a probability has lost its digits: the limits of v and w are better
+UNDERFLOW = 1e-290      # a probability below this has lost its digits, and the limits of v and w are better
 
 
 @dataclass(frozen=True)
 class Rating:
-    """Belief about one player: mean and standard deviation, in the units of the system that made it."""
+    """Holds the belief about one player's skill: its mean and standard deviation."""
     mu: float = 25.0
     sigma: float = 25.0 / 3.0
 
 
 def pdf(x: float) -> float:
-    """Density of the standard normal at x."""
+    """Returns the density of the standard normal at x."""
     return math.exp(-0.5 * x * x) / SQRT2PI
 
 
 def cdf(x: float) -> float:
-    """P(z <= x) for standard normal z; through erfc, which keeps its digits in the lower tail."""
+    """Returns P(z <= x) for standard normal z, by erfc, which keeps its digits in the lower tail."""
     return 0.5 * math.erfc(-x / SQRT2)
 
 
-# --- TrueSkill ----------------------------------------------------------------------------------------------
-
 def win_moments(t: float, e: float) -> tuple[float, float]:
-    """(v, w) of a win: t = skill difference / c, e = draw margin / c (Herbrich 2006, eq. for 1[t > e]).
-
-    v is the mean of the difference once the result is known, w what its variance loses."""
+    """Returns (v, w) of a win: v moves the means, w narrows the variances (Herbrich 2006, eq. for 1[t > e]).
+    t is the difference of skills and e the draw margin, both in units of c."""
     x = t - e
     z = cdf(x)
     if z < UNDERFLOW:
@@ -47,12 +44,12 @@ def win_moments(t: float, e: float) -> tuple[float, float]:
 
 
 def draw_moments(t: float, e: float) -> tuple[float, float]:
-    """(v, w) of a draw: t and e as for a win (Herbrich 2006, eq. for 1[|t| <= e])."""
+    """Returns (v, w) of a draw, for t and e as in `win_moments` (Herbrich 2006, eq. for 1[|t| <= e])."""
     a = e - abs(t)
     b = -e - abs(t)
     sign = math.copysign(1.0, t)
     z = cdf(a) - cdf(b)
-    if z < UNDERFLOW:  # a draw that could not happen (or a margin of zero): the limit, a gap at the margin
+    if z < UNDERFLOW:           # a draw that could hardly happen: the gap becomes the margin
         return sign * a, 1.0
     v = (pdf(b) - pdf(a)) / z
     w = v * v + (a * pdf(a) - b * pdf(b)) / z
@@ -61,17 +58,17 @@ def draw_moments(t: float, e: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class TrueSkill:
-    """TrueSkill for two players: a difference of beta (4.17) is about a 76% win; tau is drift per match."""
-    beta: float = 25.0 / 6.0
-    tau: float = 25.0 / 300.0
+    """Holds the constants of the rating system, and rates players by them."""
+    beta: float = 25.0 / 6.0        # luck of one match; who is better by beta wins about 76%
+    tau: float = 25.0 / 300.0       # drift of a skill between two matches
     p_draw: float = 0.1
 
     def new(self) -> Rating:
-        """Rating of a player nobody has seen."""
+        """Returns the rating of a player whom nobody has seen."""
         return Rating()
 
     def rate(self, winner: Rating, loser: Rating, draw: bool = False) -> tuple[Rating, Rating]:
-        """New ratings (winner, loser) after one match; with draw=True the order does not matter."""
+        """Returns the new ratings (winner, loser) after a match. In a draw the order does not matter."""
         var_w = winner.sigma ** 2 + self.tau ** 2
         var_l = loser.sigma ** 2 + self.tau ** 2
         c2 = 2.0 * self.beta ** 2 + var_w + var_l           # variance of the difference of performances
@@ -79,26 +76,30 @@ class TrueSkill:
         margin = NormalDist().inv_cdf((self.p_draw + 1.0) / 2.0) * SQRT2 * self.beta
         moments = draw_moments if draw else win_moments
         v, w = moments((winner.mu - loser.mu) / c, margin / c)
+        mu_w = winner.mu + var_w * v / c
+        mu_l = loser.mu - var_l * v / c
         sigma_w = math.sqrt(var_w * (1.0 - w * var_w / c2))
         sigma_l = math.sqrt(var_l * (1.0 - w * var_l / c2))
-        return Rating(winner.mu + var_w * v / c, sigma_w), Rating(loser.mu - var_l * v / c, sigma_l)
+        return Rating(mu_w, sigma_w), Rating(mu_l, sigma_l)
 
     def p_win(self, a: Rating, b: Rating) -> float:
-        """P(a performs better than b), no draw margin: p_win(a, b) + p_win(b, a) = 1."""
-        return cdf((a.mu - b.mu) / math.sqrt(2.0 * self.beta ** 2 + a.sigma ** 2 + b.sigma ** 2))
+        """Returns P(a performs better than b), without draws: p_win(a, b) + p_win(b, a) = 1."""
+        variance = 2.0 * self.beta ** 2 + a.sigma ** 2 + b.sigma ** 2
+        return cdf((a.mu - b.mu) / math.sqrt(variance))
 
     def fitness(self, r: Rating) -> float:
-        """Conservative rating mu - 3 sigma: the skill that the player has almost surely; 0 for a new one."""
+        """Returns mu - 3 sigma, the skill that a player has almost surely; 0 for a new one."""
         return r.mu - 3.0 * r.sigma
 
 
 def child_rating(env: TrueSkill, parents: list[Rating], widen: float = 0.25) -> Rating:
-    """Rating of a newborn from its parents' Ratings, in the system `env`. mu: their mean; variance: their
-    mean plus (widen * sigma of a new player)^2, at most a new player's. With a new player's own rating, of
-    fitness 0, the child would be the next to be replaced."""
+    """Returns the rating that a newborn inherits: mu is its parents' mean, and the variance is their mean
+    plus (widen * sigma of a new player)^2, but at most a new player's. With a new player's own rating the
+    child would have fitness 0, and be the next to be replaced."""
     n = len(parents)
+    most = env.new().sigma
     mu = sum(r.mu for r in parents) / n
     var = sum(r.sigma ** 2 for r in parents) / n
-    most = env.new().sigma
-    var = var + (widen * most) ** 2
-    return Rating(mu, min(math.sqrt(var), most))
+    var += (widen * most) ** 2
+    sigma = min(math.sqrt(var), most)
+    return Rating(mu, sigma)

@@ -1,0 +1,386 @@
+"""Bases and members on the disk: equal to transformers and PEFT, in and out; whatever cannot be used is refused in one sentence."""
+import dataclasses
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file, save_file
+from small_tokenizers import CHATML, byte_level, fast, legacy
+from tiny_base import LLAMA3, cut, edit_json, write_tiny
+from tokenizers import processors
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import evolve
+import weights
+from common import UserError
+from generate import Prompts, SamplingParams, generate
+from lora import TARGETS, Adapters
+from tasks.prompts import Prompt
+from tasks.rendering import render
+from weights import compare, load_base, load_model, load_peft, read_peft, save_peft
+
+ORIGINAL = "original_max_position_embeddings"
+SHAPES = {
+    "qwen2, tied, seven heads a group": dict(hidden_size=112, num_attention_heads=14, rope_theta=1e6, tie_word_embeddings=True),
+    "qwen2, window switched off": dict(use_sliding_window=False, sliding_window=4, max_window_layers=0),
+    "qwen3": dict(kind="qwen3", head_dim=16, attention_bias=True),
+    "llama, biases everywhere, rope llama3": dict(kind="llama", attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3),
+    "llama, the pretrained length at the top level": dict(kind="llama", rope_parameters=LLAMA3 | {ORIGINAL: 64}, **{ORIGINAL: 32}),
+    "llama, rope linear": dict(kind="llama", head_dim=16, rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=1e4)),
+    "mistral, no window": dict(kind="mistral", sliding_window=None, tie_word_embeddings=True),
+    "mistral, a window": dict(kind="mistral", head_dim=16, sliding_window=100)}
+SINGLE, EMBEDDING, HEAD = "model.safetensors", "model.embed_tokens.weight", "lm_head.weight"
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def tokens(T=90):
+    return torch.randint(0, 61, (3, T), generator=torch.Generator().manual_seed(1))
+
+
+@torch.inference_mode()
+def logits(model, adapters=None, member=(0, 0, 0)):
+    route = adapters and adapters.route(torch.tensor(member), torch.float32)
+    return model.logits(model(tokens(), lora=route))
+
+
+@torch.inference_mode()
+def theirs(directory):
+    """The logits that transformers computes, of whatever lies in a directory."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()(tokens()).logits
+
+
+def off(a, b):
+    return (a - b).abs().max().item()
+
+
+def same(one, other):
+    """Whether two members' factors are equal bit for bit."""
+    return all(torch.equal(x, y) for path in one for x, y in zip(one[path], other[path]))
+
+
+@pytest.fixture
+def small(tmp_path) -> Path:
+    """A complete model directory, which a test may break."""
+    write_tiny(tmp_path / "small", "qwen2")
+    return tmp_path / "small"
+
+
+def change(file: Path, edit) -> None:
+    """Changes the tensors of a file."""
+    state = load_file(file)
+    edit(state)
+    save_file({name: x.contiguous().clone() for name, x in state.items()}, file, metadata={"format": "pt"})
+
+
+# ---------------------------------------------------------------- bases
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_logits_and_greedy_tokens_equal_transformers(tmp_path, changes):
+    """From several shards, with a cache and without."""
+    write_tiny(tmp_path, **dict(kind="qwen2", shard_size="20KB") | changes)
+    base = load_base(str(tmp_path))
+    assert len(weights.shards(tmp_path)) > 2 and off(logits(base.model), theirs(tmp_path)) < 1e-4
+    difference, n_other = compare(base)
+    assert difference < 1e-4 and n_other == 0 and not any(p.requires_grad for p in base.model.parameters())
+
+
+@pytest.mark.parametrize("edit, tied", [
+    (lambda s: s.update({HEAD: s[EMBEDDING]}), True), (lambda s: s.update({HEAD: s[EMBEDDING].flip(0)}), False),
+    (lambda s: s.update({HEAD: s.pop(EMBEDDING)}), True)], ids=["an equal copy", "another head", "a head alone"])
+def test_the_files_say_whether_the_head_is_tied(tmp_path, edit, tied):
+    write_tiny(tmp_path, "llama", tie_word_embeddings=True)
+    change(tmp_path / SINGLE, edit)
+    model = load_model(tmp_path, torch.float32)
+    assert model.cfg.tie_word_embeddings is tied and off(logits(model), theirs(tmp_path)) < 1e-4
+
+
+def test_a_single_file_wins_over_an_index_and_old_tables_are_passed_over(small):
+    change(small / SINGLE, lambda s: s.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4), EMBEDDING: s[EMBEDDING] * 2}))
+    kept = shutil.move(small / SINGLE, small.parent)
+    write_tiny(small, "qwen2", "20KB")
+    shutil.move(kept, small)
+    assert off(logits(load_model(small, torch.float32)), theirs(small)) < 1e-4
+
+
+@torch.inference_mode()
+def test_int8_is_near(micro_base, base):
+    """Its logits, less their mean, on which no probability depends, are within 2% of the base's."""
+    small = load_base(str(micro_base), int8=True)
+    assert all(layer.weight.dtype == torch.int8 for layer in small.model.linears().values())
+    ids = base.tokenizer("out\ndef f(x):\n x=x[::-1]\n return x\nf([1,2,3])\n", return_tensors="pt").input_ids
+    exact, near = (one.model.logits(one.model(ids)) for one in (base, small))
+    exact, near = exact - exact.mean(-1, keepdim=True), near - near.mean(-1, keepdim=True)
+    assert 1e-4 < (exact - near).norm() / exact.norm() < 0.02
+
+
+def test_the_bundled_base_is_found_from_everywhere(micro_base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert weights.resolve("micro/base") == weights.resolve("/another/machine/micro/base") == micro_base
+    (tmp_path / "own").mkdir()
+    assert weights.resolve("own") == tmp_path / "own"
+
+
+@pytest.mark.parametrize("shard_size", ["1GB", "20KB"])
+def test_of_a_hub_only_what_is_read_is_fetched(tmp_path, monkeypatch, shard_size):
+    """A copy for another program, other formats and folders stay where they are."""
+    hub, cache = tmp_path / "hub", tmp_path / "cache"
+    write_tiny(hub, "mistral", shard_size)
+    wanted = {file.name for file in hub.iterdir()}
+    for name in ("consolidated.safetensors", "original/params.json", "onnx/model.onnx", "model.fp16.safetensors", "pytorch_model.bin"):
+        (hub / name).parent.mkdir(exist_ok=True)
+        (hub / name).write_text("{}")
+
+    def snapshot_download(name, **patterns):
+        files = [str(file.relative_to(hub)) for file in hub.rglob("*") if file.is_file()]
+        for file in filter_repo_objects(files, **patterns):
+            (cache / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(hub / file, cache / file)
+        return str(cache)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert load_base("somebody/model").path == cache
+    assert {str(file.relative_to(cache)) for file in cache.rglob("*")} == wanted
+
+
+def learn_a_word(directory):
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer.add_tokens("<pad>")
+    tokenizer.save_pretrained(directory)
+
+
+def lose_a_shard(directory):
+    (directory / SINGLE).unlink()
+    write_tiny(directory, "qwen2", "20KB")
+    weights.shards(directory)[1].unlink()
+
+
+def put_an_adapter(directory):
+    save_peft(Adapters.on(load_model(directory, torch.float32), 1, 4, 8), 0, directory, str(directory))
+
+
+def edit_config(**changes):
+    return lambda d: edit_json(d / "config.json", **changes)
+
+
+MATRIX = "model.layers.0.mlp.up_proj.weight"
+BROKEN = {
+    "no directory": (shutil.rmtree, "no such directory"),
+    "half a config": (lambda d: cut(d / "config.json", 0.5), "config.json is missing, damaged"),
+    "an end token in words": (lambda d: edit_json(d / "generation_config.json", eos_token_id="<end>"), "eos_token_id '<end>' is no number"),
+    "no weights": (lambda d: (d / SINGLE).unlink(), "has no model.safetensors: finish"),
+    "a truncated file": (lambda d: cut(d / SINGLE, 0.6), "model.safetensors is truncated"),
+    "a shard missing": (lose_a_shard, "has no model-00002.*finish the download"),
+    "a number that is none": (lambda d: change(d / SINGLE, lambda s: s[MATRIX].view(-1)[3:4].fill_(float("nan"))), f"{MATRIX} holds"),
+    "a wider config": (edit_config(intermediate_size=64), "do not belong together.*mlp"),
+    "half a tokenizer": (lambda d: cut(d / "tokenizer.json", 0.5), "no usable tokenizer"),
+    "a word too many": (learn_a_word, "a token 6. beyond the model's 61"),
+    "an adapter beside it": (put_an_adapter, "adapter beside.*merge it.*or move adapter_config.json away"),
+    "quantised": (edit_config(quantization_config=dict(quant_method="gptq", bits=4)), "supported: weights that are not quantized.*int8"),
+    "another architecture": (edit_config(model_type="gpt_neox"), "model_type 'gpt_neox'.*supported: qwen2, qwen3, llama, mistral"),
+    "another rope": (edit_config(rope_scaling={"type": "yarn", "factor": 4.0}), "rope_type 'yarn'.*supported: default, linear, llama3")}
+
+
+@pytest.mark.parametrize("damage, words", BROKEN.values(), ids=BROKEN)
+def test_a_base_that_cannot_be_used_is_refused_in_one_sentence(small, damage, words):
+    damage(small)
+    with pytest.raises(UserError, match=words) as refused:
+        load_base(str(small))
+    assert str(small) in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("generation, ends", [
+    ("{", (1, 9)), ("[]", (1, 9)), ("{}", (1, 9)), ('{"eos_token_id": [50, 5]}', (1, 5, 9, 50)), ('{"eos_token_id": -1}', (1, 9)), (None, (1, 9))])
+def test_end_tokens_are_those_of_all_files(small, generation, ends):
+    """The tokenizer has 1; a generation_config.json that is no JSON or is not there says nothing, as in transformers."""
+    edit_json(small / "config.json", eos_token_id=9)
+    (small / "generation_config.json").unlink()
+    if generation:
+        (small / "generation_config.json").write_text(generation)
+    assert load_base(str(small)).eos_ids == ends
+    edit_json(small / "config.json", eos_token_id=None)
+    if ends == (1, 9):
+        edit_json(small / "tokenizer_config.json", eos_token=None)
+        with pytest.raises(UserError, match="no eos_token_id"):
+            load_base(str(small))
+
+
+def test_a_chat_model_ends_its_turns_with_its_end_token(small):
+    turns = "{%% for m in messages %%}<{{ m['role'] }}>{{ m['content'] }} w%d{%% endfor %%}"
+    for template, prompt_format in ((turns % 1, "chat"), (turns % 44, "base"), ("{{ raise_exception('never') }}", "base")):
+        (small / "chat_template.jinja").write_text(template)
+        assert load_base(str(small)).prompt_format == prompt_format
+
+
+@pytest.mark.parametrize("made, end, begin", [(byte_level, "<|endoftext|>", []), (legacy, "</s>", ["<s>"])])
+def test_no_prompt_ends_in_an_end_token(made, end, begin):
+    """Though the tokenizer appends one to every text; a token that it puts before a text stays."""
+    plain, ends = made(), made()
+    around = [(word, plain.token_to_id(word)) for word in [*begin, end]]
+    plain.post_processor = processors.TemplateProcessing(single=[*begin, "$A"], special_tokens=around)
+    ends.post_processor = processors.TemplateProcessing(single=[*begin, "$A", end], special_tokens=around)
+    plain, ends = fast(plain, CHATML, eos_token=end), fast(ends, CHATML, eos_token=end)
+    assert ends("a").input_ids[-1] == ends.eos_token_id != plain("a").input_ids[-1]
+    for prompt_format in ("base", "chat", "direct"):
+        for prompt in (Prompt("Why?"), Prompt("Why?", "```output\n")):
+            assert render(prompt, prompt_format, ends).ids == render(prompt, prompt_format, plain).ids
+
+
+def test_the_command_compares_and_shows(micro_base, tiny, monkeypatch, capsys):
+    """Exit code 0 for equal logits, 1 for others; how the base's own texts are read."""
+    monkeypatch.setattr("sys.argv", ["weights.py", str(micro_base)])
+    assert weights.main() == 0
+    shown = capsys.readouterr().out
+    assert "and 0 of 64 greedy tokens differ\nprompt format: micro" in shown and "read as\nProposal(kind='code_o'" in shown
+    changed = load_base(str(micro_base))
+    with torch.no_grad():
+        changed.model.embedding[5] += 1
+    monkeypatch.setattr(weights, "load_base", lambda name: changed)
+    assert weights.main() == 1
+
+
+# ---------------------------------------------------------------- members
+
+@torch.inference_mode()
+def test_peft_computes_what_we_save(any_base, population, tmp_path):
+    """In a mixed batch, on every linear layer; and what it reads is what PEFT itself would have written."""
+    peft = pytest.importorskip("peft")
+    adapters = population(any_base)
+    member = (0, -1, 2)
+    ours = logits(any_base.model, adapters, member)
+    assert off(ours[1], theirs(any_base.path)[1]) < 1e-4
+    for row in (0, 2):
+        directory = tmp_path / f"S{member[row]}"
+        save_peft(adapters, member[row], directory, str(any_base.path))
+        model = AutoModelForCausalLM.from_pretrained(any_base.path, dtype=torch.float32)
+        model = peft.PeftModel.from_pretrained(model, directory).eval()
+        assert off(model(tokens()).logits[row], ours[row]) < 1e-4 < 1e-2 < off(ours[row], theirs(any_base.path)[row])
+
+
+@pytest.fixture
+def by_peft(tiny, tmp_path):
+    """by_peft(**config) -> the directory of an adapter that PEFT saved, and its logits."""
+    peft = pytest.importorskip("peft")
+
+    def make(**config):
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_pretrained(tiny.path, dtype=torch.float32)
+        how = dict(r=4, lora_alpha=8, target_modules=list(TARGETS), task_type="CAUSAL_LM")
+        model = peft.get_peft_model(model, peft.LoraConfig(**how | config)).eval()
+        with torch.inference_mode():
+            for name, p in model.named_parameters():
+                if "lora_" in name:
+                    p.add_(torch.randn_like(p) * 0.05)
+            model.save_pretrained(tmp_path / "peft")
+            return tmp_path / "peft", model(tokens()).logits
+    return make
+
+
+PLAIN = [dict(init_lora_weights="gaussian", lora_dropout=0.5), dict(target_modules="all-linear"), dict(layers_to_transform=[1]),
+         dict(target_modules=r".*layers\.\d\.(self_attn\.(q|o)|mlp\.up)_proj", exclude_modules=["o_proj"], lora_alpha=2.5, r=3)]
+OTHER = [dict(init_lora_weights="pissa"), dict(use_dora=True), dict(use_rslora=True), dict(rank_pattern={"q_proj": 8}),
+         dict(alpha_pattern={"q_proj": 80}), dict(bias="all"), dict(target_modules=[*TARGETS, "lm_head"])]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", PLAIN, ids=str)
+def test_we_compute_what_peft_saves(tiny, by_peft, config):
+    directory, wanted = by_peft(**config)
+    settings, _, factors = read_peft(directory)
+    adapters = Adapters.on(tiny.model, 2, settings["r"], settings["lora_alpha"], set(factors))
+    load_peft(adapters, 1, directory)
+    assert off(logits(tiny.model, adapters, (1, 1, 1)), wanted) < 1e-4 < 1e-2 < off(wanted, logits(tiny.model))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", OTHER, ids=str)
+def test_what_peft_would_compute_otherwise_is_refused(by_peft, config):
+    with pytest.raises(UserError, match="no plain LoRA|no factor of a plain LoRA"):
+        read_peft(by_peft(**config)[0])
+
+
+@torch.inference_mode()
+def test_peft_makes_the_child_that_add_makes(tiny, population, tmp_path):
+    peft = pytest.importorskip("peft")
+    adapters = population(tiny)
+    for p in range(2):
+        save_peft(adapters, p, tmp_path / str(p), str(tiny.path))
+    evolve.cross([tmp_path / "0", tmp_path / "1"], "add", tmp_path / "child")
+    load_peft(adapters, 2, tmp_path / "child")
+    model = AutoModelForCausalLM.from_pretrained(tiny.path, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(model, tmp_path / "0", adapter_name="one").eval()
+    model.load_adapter(tmp_path / "1", "two")
+    model.add_weighted_adapter(["one", "two"], [0.7, 0.7], "child", combination_type="svd", svd_rank=adapters.rank)
+    model.set_adapter("child")
+    assert off(logits(tiny.model, adapters, (2, 2, 2)), model(tokens()).logits) < 1e-3
+
+
+@torch.inference_mode()
+def test_every_door_writes_what_we_write(base, population, tmp_path, monkeypatch):
+    """PEFT's own and merged, and transformers', from a directory in which micro/base is nothing."""
+    peft = pytest.importorskip("peft")
+    adapters = population(base, 2, b_std=0.2)
+    save_peft(adapters, 1, tmp_path / "S1", "micro/base")
+    monkeypatch.chdir(tmp_path)
+    ids = base.tokenizer("def f(x):\n return x[::-1]\nf([1,2,3])=", return_tensors="pt").input_ids
+    endless = dataclasses.replace(base, eos_ids=())
+    ours = generate(endless, adapters, Prompts(ids.tolist(), [1], [(0,)]), SamplingParams(1, 0.0, 24)).ids
+    plain = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32)
+    wrapped = peft.AutoPeftModelForCausalLM.from_pretrained("S1", dtype=torch.float32)
+    models = [wrapped, wrapped.merge_and_unload(), plain]
+    plain.load_adapter("S1")
+    for model in models:
+        model.generation_config.eos_token_id = None
+        assert torch.equal(model.generate(input_ids=ids, max_new_tokens=24, do_sample=False), ours)
+
+
+def test_a_member_is_written_whole_and_as_peft_writes(tiny, population, tmp_path, monkeypatch):
+    adapters = population(tiny, alpha=8.0)
+    save_peft(adapters, 2, tmp_path / "S2", str(tiny.path), "hash")
+    assert '"lora_alpha": 8,' in (tmp_path / "S2" / CONFIG).read_text()
+    save_peft(population(tiny, 1, alpha=2.5), 0, tmp_path / "half", "somebody/model")
+    config, made_on, _ = read_peft(tmp_path / "half")
+    assert (config["lora_alpha"], config["base_model_name_or_path"], made_on) == (2.5, "somebody/model", "")
+
+    def ends_early(tensors, file, metadata):
+        file.write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(weights, "save_file", ends_early)
+    with pytest.raises(OSError):
+        save_peft(adapters, 0, tmp_path / "S2", str(tiny.path))
+    again = Adapters.on(tiny.model, 1, 4, 8)
+    load_peft(again, 0, tmp_path / "S2", "hash")
+    assert same(again.factors(0), adapters.factors(2))
+
+
+def edit_last(edit):
+    """Changes an adapter's tensors; edit(tensors, names of a layer's A and B)."""
+    names = [f"base_model.model.model.layers.1.mlp.up_proj.lora_{x}.weight" for x in "AB"]
+    return lambda d: change(d / TENSORS, lambda tensors: edit(tensors, *names))
+
+
+REFUSED = {
+    "half the tensors": (lambda d: cut(d / TENSORS, 0.6), "no readable PEFT adapter"),
+    "another method": (lambda d: edit_json(d / CONFIG, peft_type="IA3"), "no plain LoRA: its peft_type is 'IA3'"),
+    "a key of tomorrow": (lambda d: edit_json(d / CONFIG, use_whatever=dict(strength=1)), "no plain LoRA: its use_whatever"),
+    "another rank": (lambda d: edit_json(d / CONFIG, r=2), "not both factors of the rank"),
+    "another alpha": (lambda d: edit_json(d / CONFIG, lora_alpha=16), r"rank and alpha \(4, 16\), the others have \(4, 8\).*--alpha"),
+    "a layer less": (edit_last(lambda tensors, A, B: [tensors.pop(A), tensors.pop(B)]), "layers.1.mlp.up_proj"),
+    "a wider base": (edit_last(lambda tensors, A, B: tensors.update({A: tensors[A].repeat(1, 2)})), "up_proj has factors"),
+    "fused layers": (edit_last(lambda tensors, A, B: tensors.update({A.replace("up", "gate_up"): tensors[A]})), "gate_up_proj.* is no factor"),
+    "another base": (lambda d: None, "trained on another base: ")}
+
+
+@pytest.mark.parametrize("damage, words", REFUSED.values(), ids=REFUSED)
+def test_an_adapter_that_does_not_fit_is_refused_and_changes_nothing(tiny, population, tmp_path, damage, words):
+    adapters = population(tiny)
+    before = adapters.factors(0)
+    save_peft(population(tiny, seed=4), 0, tmp_path, str(tiny.path), "hash of its base")
+    damage(tmp_path)
+    with pytest.raises(UserError, match=words) as refused:
+        load_peft(adapters, 0, tmp_path, "hash of ours" if words == "trained on another base: " else "")
+    assert "\n" not in str(refused.value)
+    assert same(adapters.factors(0), before)
