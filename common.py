@@ -70,6 +70,14 @@ def leave(name: str, main: Callable[[], int | None]) -> NoReturn:
         sys.exit(130)
 
 
+def visible(words: str) -> str:
+    """Returns a text in which characters that are not printable are written as their codes."""
+    shown = ""
+    for c in words:
+        shown += c if c.isprintable() or c in "\n\t" else f"<U+{ord(c):04X}>"
+    return shown
+
+
 def json_object(text: str | bytes) -> dict:
     """The JSON object that a text is. Raises UserError where it is none."""
     try:

@@ -9,6 +9,7 @@ from collections import Counter
 
 import torch
 
+from common import visible
 from config import Config
 from evolve import ROLES, learning_rates, members_of
 from operators import adapter_cosines
@@ -214,11 +215,6 @@ def line(row: dict) -> str:
     cells.append(f"{sum(row['seconds'].values()):.1f}")
     born = f"  born {' '.join(row['births'])}" if row["births"] else ""
     return " ".join(map(str.rjust, cells, WIDTHS.values())) + born
-
-
-def visible(text: str) -> str:
-    """A model's text, with the codes of characters that are not printable."""
-    return "".join(c if c.isprintable() or c in "\n\t" else f"<U+{ord(c):04X}>" for c in text)
 
 
 def format_task(row: dict) -> str:
