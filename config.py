@@ -101,7 +101,8 @@ class Config:
     halt_on: Names = flag((), "alarms that end the run, of " + ",".join(ALARMS), ALARMS)
     # machine
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda or cuda:1")
-    dtype: str = flag("auto", "of the base; auto: bfloat16 where a card has it", ("auto", "float32", "bfloat16"))
+    dtype: str = flag("auto", "of the base; auto: bfloat16 where a card has it; int8: its weights",
+                     ("auto", "float32", "bfloat16", "int8"))
     verifier: str = flag("auto", "fork: Linux's walls; portable: an interpreter, for the micro format alone",
                          ("auto", "fork", "portable"))
     rollout_batch: int = flag(None, "rows that decode together", within=(1, MANY))

@@ -246,8 +246,8 @@ class KVCache:
             x[rows, :, T:] = 0
 
     def place(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the slots (B K,) in the flattened (B K S, D) keys of a token a row, at position (B,), and the
-        mask (B, 1, 1, length) of what each sees, itself and all before it."""
+        """Returns the slots (B K,) in the flattened (B K S, D) keys for a token a row, at position (B,); and
+        the mask (B, 1, 1, length) of what each sees, itself and all before it."""
         x = self.keys[0]
         B, K, S, _ = x.shape
         first = torch.arange(B * K, device=x.device) * S                # slot of each head's first token

@@ -15,8 +15,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def pick_dtype(name: str, device: torch.device) -> str:
-    """The name in DTYPES that --dtype means; auto is bfloat16 on a card that computes it, float32 elsewhere."""
-    if name != "auto":
+    """Returns the name in DTYPES of what --dtype computes in. "auto" and "int8" compute in bfloat16 on a card
+    that has it, in float32 elsewhere."""
+    if name in DTYPES:
         return name
     has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     return "bfloat16" if has_bfloat16 else "float32"

@@ -153,7 +153,7 @@ class Packed:
 
 
 def size(rollout: Rollout, line: Line) -> int:
-    """Returns the tokens of a line, its prompt and each answer less the last token, which predicts nothing."""
+    """Returns the tokens of a line: its prompt, and each answer less the last, which predicts nothing."""
     prompt = rollout.prompt_len[line[0]]
     answers = rollout.n_tokens[line] - 1
     return int(prompt + answers.sum())
@@ -253,7 +253,7 @@ def pack(rollout: Rollout, batch: list[Line], device: torch.device | str = "cpu"
 def token_loss(
     adv: Tensor,                     # (M,)
     logp: Tensor,                    # (M,) log-probability of the token
-    sampled: Tensor | None,          # (M,) the same in the rollout; None = rollout and training compute the same
+    sampled: Tensor | None,          # (M,) the same in the rollout; None = they are equal
     of_base: Tensor | None,          # (M,) the same of the frozen base; None without --kl-coef
     entropy: Tensor | None,          # (M,) None without --entropy-coef
     cfg: Config,

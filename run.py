@@ -161,7 +161,8 @@ def choose_directory(cfg: Config) -> Path:
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     """Resolved configuration and loaded base."""
     name = cfg.base if Path(cfg.base).is_dir() or cfg.base != Config.base else str(ROOT / cfg.base)
-    base = load_base(name, DTYPES[pick_dtype(cfg.dtype, ranks.device)], ranks.device)
+    dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
+    base = load_base(name, dtype, ranks.device, int8=cfg.dtype == "int8")
     cfg = resolve_config(cfg, base.prompt_format if cfg.prompt_format == "auto" else cfg.prompt_format)
     if cfg.prompt_format == "micro":
         torch.set_num_threads(1)        # on small matrices threads wait longer than they compute

@@ -63,7 +63,7 @@ def parser(name: str, doc: str) -> argparse.ArgumentParser:
     p.add_argument("--out", default="", help="for answers and summary; default: eval-NAME under the run")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--device", default="auto")
-    p.add_argument("--dtype", default="auto")
+    p.add_argument("--dtype", default="auto", choices=("auto", *DTYPES, "int8"))
     return p
 
 
@@ -79,7 +79,8 @@ def load(args: argparse.Namespace) -> Population:
     name = args.base or first.get("base_model_name_or_path")
     demand(name, "give --base (a directory or hub id), --run or --adapters")
     device = Ranks.join(args.device).device
-    base = load_base(name, DTYPES[pick_dtype(args.dtype, device)], device)
+    dtype = DTYPES[pick_dtype(args.dtype, device)]
+    base = load_base(name, dtype, device, int8=args.dtype == "int8")
     base = Base(**vars(base) | dict(prompt_format=args.prompt_format or base.prompt_format))
     args.max_new_tokens = args.max_new_tokens or PRESETS[base.prompt_format]["max_new_tokens"]
     adapters = None
