@@ -1,73 +1,105 @@
-"""What every file may use: who errs, how a command ends, files of JSON, devices, several processes.
+"""What every file may use: who errs, how a command ends, files of JSON. It imports no torch.
 
-Only two kinds of mistake are caught: the user's (UserError, whose text says what to do; exit code 2) and the machine's
-(OSError; exit code 1). Everything else is somebody's bug, perhaps in a reward that was written a minute ago, and stays a
-traceback that points at the line. What a model writes is none of these: a text that is not what was asked for is Refused.
-"""
+Only two kinds of mistake are caught: the user's (UserError, whose text says what to do; exit code 2) and the
+machine's (OSError; exit code 1). Everything else is somebody's bug, perhaps in a reward that was written a
+minute ago, and stays a traceback that points at the line. What a model writes is none of these: a text that
+is not what was asked for is Refused. """
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 
-
 class UserError(Exception):
-    """What the user gave cannot be used; the text says what would be."""
+    """Says that what the user gave cannot be used; the text says what would be."""
+
+
+class Stopped(Exception):
+    """Says that a run has ended before its last step and was saved: the text tells why, `code` is the exit
+    code."""
+
+    def __init__(self, text: str, code: int):
+        super().__init__(text)
+        self.code = code
 
 
 class Refused(Exception):
-    """A model's text is not what was asked for: "reason" or "reason: details". Whoever called the parser turns
-    it into a value."""
+    """Says that a model's text is not what was asked for: "reason" or "reason: details". Whoever called the
+    parser turns it into a value."""
 
     @property
     def reason(self) -> str:
-        """The text without its details."""
+        """Returns the text without its details."""
         return str(self).partition(":")[0]
 
 
 def demand(met: object, otherwise: str) -> None:
-    """Raises UserError with this text unless something is true of what the user gave."""
+    """Raises UserError with this text unless what the user gave meets a condition."""
     if not met:
         raise UserError(otherwise)
 
 
 def refuse_unless(met: object, reason: str) -> None:
-    """Raises Refused for this reason unless something is true of a model's text."""
+    """Raises Refused for this reason unless a model's text meets a condition."""
     if not met:
         raise Refused(reason)
 
 
 def number_from(function: Callable, *arguments: object) -> float:
-    """What a function returns that somebody may have added, a reward for example: a finite number. One that
-    forgets its `return` would else be noticed many steps later, or never."""
+    """Returns what somebody's function returns, a reward for example. Raises AssertionError with the
+    function's place unless it is a finite number: a forgotten `return` would else be noticed many steps
+    later, or never."""
     number = function(*arguments)
     is_number = isinstance(number, (int, float)) and math.isfinite(number)
-    assert is_number, f"{function.__qualname__} returned {number!r}: it has to return a finite number"
+    code = getattr(function, "__code__", None)          # a class has none
+    place = f"{function!r}"
+    if code:
+        place = f"{function.__qualname__} ({code.co_filename}, line {code.co_firstlineno})"
+    assert is_number, f"{place} returned {number!r}: it has to return a finite int or float"
     return number
 
 
 # --- commands and files -------------------------------------------------------------------------------------
 
 def parser_of(name: str, doc: str) -> argparse.ArgumentParser:
-    """A parser whose help is a file's docstring, in its own lines."""
+    """Returns a parser whose help is a file's docstring, in its own lines."""
     form = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(prog=name, description=doc, formatter_class=form)
 
 
 def leave(name: str, main: Callable[[], int | None]) -> NoReturn:
-    """Ends the process with main's exit code, or with one line that says what was wrong. A bug stays a
+    """Ends the process with main's exit code, or prints one line that says what was wrong. A bug stays a
     traceback."""
     try:
         sys.exit(main())
-    except (UserError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UserError) else 1)
+    except UserError as error:
+        said, code = error, 2
+    except OSError as error:
+        said, code = error, 1
+    except Stopped as stop:
+        said, code = stop, stop.code
     except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
-        sys.exit(130)
+        said, code = "interrupted", 130
+    # of several processes one says that a run has stopped
+    if code < 3 or os.environ.get("RANK", "0") == "0":
+        print(f"{name}: {said}", file=sys.stderr)
+    sys.exit(code)
+
+
+@contextmanager
+def readable(otherwise: str, errors: type | tuple = Exception) -> Iterator[None]:
+    """Turns whatever a library raises while it reads a user's file into one UserError. Do not put our own
+    code inside: it would hide our bugs."""
+    try:
+        yield
+    except errors as error:
+        words = " ".join(str(error).split())
+        raise UserError(f"{otherwise} ({type(error).__name__}: {words:.300})") from None
 
 
 def visible(words: str) -> str:
@@ -79,7 +111,7 @@ def visible(words: str) -> str:
 
 
 def json_object(text: str | bytes) -> dict:
-    """The JSON object that a text is. Raises UserError where it is none."""
+    """Returns the JSON object that a text is. Raises UserError if it is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:       # ValueError: also bytes that are no UTF-8
@@ -89,7 +121,9 @@ def json_object(text: str | bytes) -> dict:
 
 
 def read_log(path: Path) -> Iterator[dict]:
-    """The objects of a file of JSON lines; a last line that a kill cut off is left out."""
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json_object(line)
+    """Yields the objects of a file of JSON lines. A last line that a kill cut off is left out. Raises
+    UserError, with the path, for another line that is no object."""
+    with open(path, "rb") as file, readable(f"{path} is damaged: restore it"):
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json_object(line)

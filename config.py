@@ -1,9 +1,10 @@
 """Every switch of a run: default, meaning, legal values; what a prompt format presets; the command line."""
 import argparse
+import difflib
 from collections.abc import Collection
 from dataclasses import Field, dataclass, field, fields, replace
 
-from common import demand
+from common import UserError, demand
 from lora import TARGETS
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
@@ -15,7 +16,7 @@ Names = tuple[str, ...]
 Numbers = tuple[float, ...]
 MATCHING = ("pfsp", "uniform")
 EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
-ALARMS = ("collapse", "gaming", "forgetting", "flat")
+ALARMS = ("collapse", "gaming", "forgetting", "flat", "format")
 MANY = 10**9
 
 # What --algo sets where the command line says nothing. Sources: rl.py.
@@ -28,29 +29,30 @@ ALGORITHMS = {
 
 
 def flag(
-    default: object,                # None = a preset's
+    default: object,                # None = what `usual` says
     help: str,
     choices: Collection[str] = (),  # legal names; of Names each must be one of them
     within: tuple = (0, MANY),      # least and largest number
 ) -> Field:
-    """A field of Config, and all that is known of its flag."""
+    """Returns a field of Config with all that is known of its flag."""
     return field(default=default, metadata=dict(help=help, choices=choices, within=within))
 
 
 @dataclass(frozen=True)
 class Config:
-    """Every switch of a run. `python train.py --help` shows it, by the groups below."""
+    """Holds every switch of a run. `python train.py --help` shows them, by the groups below."""
     # run
     base: str = flag("micro/base", "Hugging Face directory or hub id of the frozen base")
     prompt_format: str = flag("auto", "how tasks are put; auto: as the base says", ("auto", *FORMATS))
     name: str = flag("", "the run's directory under --out; default: the base's name and a free number")
     out: str = flag("out", "where runs are kept")
-    init: str = flag("", "directory of PEFT adapters, one folder a member, to start from")
+    init: str = flag("", "adapters to start from: a run, a checkpoint, or one PEFT folder a member")
     resume: str = flag("", "a run's directory, with whose flags it goes on")
     seed: int = flag(0, "every draw is keyed by (seed, step, phase, member, index)")
     steps: int = flag(None, "steps of the run", within=(1, MANY))
     save_every: int = flag(10, "steps between checkpoints", within=(1, MANY))
     keep: int = flag(2, "checkpoints kept", within=(1, MANY))
+    plan: bool = flag(False, "print the memory that the run would need, and leave")
     show: int = flag(0, "tasks printed each step, with their attempts")
     # population
     pop: int = flag(None, "members, half of them teachers; with --single 2", within=(2, 10_000))
@@ -66,7 +68,8 @@ class Config:
     proposals_per_prompt: int = flag(8, "proposals from one prompt (the baseline's group)", within=(1, MANY))
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)")
     tasks: str = flag("", "no teacher writes: tasks of a file (JSON lines), or micro: fresh random programs")
-    dedupe: str = flag("structural", "what repeats the archive, so is refused", ("structural", "exact", "off"))
+    dedupe: str = flag(
+        None, "what repeats the archive, so is refused (structural)", ("structural", "exact", "off"))
     # 3 solve
     samples_per_task: int = flag(None, "attempts at each task (n); fix it across arms", within=(1, MANY))
     temperature: float = flag(1.0, "of proposals and attempts", within=(0.01, 100))
@@ -76,24 +79,30 @@ class Config:
     invalid_penalty: float = flag(-1.0, "reward of an invalid proposal", within=(-100, 100))
     student_reward: str = flag("graded", "correct 1, wrong -0.5, malformed -1; or 1, 0, 0", STUDENT_REWARDS)
     algo: str = flag("reinforce++", "sets those of the next three flags that are not given", ALGORITHMS)
-    baseline: str = flag(None, "taken from a reward: its group's mean, or the others'; standardized: and divided by "
-                         "the group's standard deviation", ("group", "standardized", "leave-one-out", "none"))
-    normalize_advantages: str = flag(None, "whiten by member and role (kind: + task type)", ("member", "kind", "off"))
-    token_weight: str = flag(None, "mean over all tokens, mean of rows' means, or Dr. GRPO's",
-                             ("member", "row", "constant"))
+    baseline: str = flag(
+        None,
+        "what is subtracted from a reward: the mean of its group, or of the group's other rows; standardized "
+        "also divides by the group's standard deviation",
+        ("group", "standardized", "leave-one-out", "none"))
+    normalize_advantages: str = flag(
+        None, "whiten by member and role (kind: + task type)", ("member", "kind", "off"))
+    token_weight: str = flag(
+        None, "mean over all tokens, mean of rows' means, or Dr. GRPO's", ("member", "row", "constant"))
     kl_coef: float = flag(0.0, "weight of the KL to the base")
     entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", within=(0, 1))
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", within=(0, 1))
-    lr_decay: Numbers = flag(None, "HOLD,END,FLOOR: rates hold for HOLD steps of the run, then fall linearly to FLOOR "
-                             "times as much at step END; 0,1,1: constant")
+    lr_decay: Numbers = flag(
+        None,
+        "HOLD,END,FLOOR: rates hold for HOLD steps of the run, then fall linearly to FLOOR times as much at "
+        "step END; 0,1,1: constant")
     lr_spread: float = flag(1.0, "founding students' rates: log-uniform over this factor", within=(1, MANY))
     lr_mutate: float = flag(1.0, "a child's rate is its fitter parent's times or over this", within=(1, 100))
     # 5 evolve
     evolve: str = flag("mixed", "operators of replacement, or none", EVOLVE)
     evolve_every: int = flag(None, "steps between replacements", within=(1, MANY))
     replace_frac: float = flag(0.25, "share of each role that is replaced, at least one", within=(0, 0.999))
-    grace: int = flag(-1, "steps before a child can be replaced; -1 = one interval", within=(-1, MANY))
+    grace: int = flag(None, "steps before a child can be replaced (as --evolve-every)")
     # probes
     probe_every: int = flag(None, "steps between probes of held-out tasks; 0 = never")
     heldout: str = flag("", "JSON lines of held-out tasks; default: the base's, else the first valid ones")
@@ -101,10 +110,8 @@ class Config:
     halt_on: Names = flag((), "alarms that end the run, of " + ",".join(ALARMS), ALARMS)
     # machine
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda or cuda:1")
-    dtype: str = flag("auto", "of the base; auto: bfloat16 where a card has it; int8: its weights",
-                     ("auto", "float32", "bfloat16", "int8"))
-    verifier: str = flag("auto", "fork: Linux's walls; portable: an interpreter, for the micro format alone",
-                         ("auto", "fork", "portable"))
+    dtype: str = flag(
+        "auto", "of the base; auto: bfloat16 where a card has it", ("auto", "float32", "bfloat16", "int8"))
     rollout_batch: int = flag(None, "rows that decode together", within=(1, MANY))
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", within=(1, MANY))
 
@@ -113,94 +120,217 @@ class Config:
 GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types": "2 propose",
           "samples_per_task": "3 solve", "teacher_reward": "4 reward and update", "evolve": "5 evolve",
           "probe_every": "probes", "device": "machine"}
-# What a prompt format wants where the command line says nothing. The micro values are measured in LOG.md; of the
-# others the rate is, on a base of 0.5B and for students alone (docs/findings.md).
+# What a prompt format wants where the command line says nothing. LOG.md has the measurements behind the micro
+# values. Of the others only the rate was measured, on a base of 0.5B and for students (docs/findings.md).
 PRESETS = {}
 PRESETS["micro"] = dict(
-    pop=8, steps=30, rank=8, alpha=32.0, rollout_batch=512, tokens_per_microbatch=1024, task_types=("code_o",),
-    n_few_shot=0, samples_per_task=4, max_new_tokens=80, lr=2e-3, lr_teacher=3e-3, lr_decay=(12, 25, 0.15),
-    evolve_every=8, probe_every=10)
+    pop=8,
+    steps=30,
+    rank=8,
+    alpha=32.0,
+    rollout_batch=512,
+    tokens_per_microbatch=1024,
+    task_types=("code_o",),
+    n_few_shot=0,
+    samples_per_task=4,
+    max_new_tokens=80,
+    lr=2e-3,
+    lr_teacher=3e-3,
+    lr_decay=(12, 25, 0.15),
+    evolve_every=8,
+    probe_every=10)
 PRESETS["chat"] = dict(
-    pop=8, steps=200, rank=32, alpha=64.0, rollout_batch=128, tokens_per_microbatch=2048,
-    task_types=("code_o", "code_i", "code_f"), n_few_shot=6, samples_per_task=8, max_new_tokens=512, lr=3e-5,
-    lr_teacher=3e-5, lr_decay=(0, 1, 1), evolve_every=10, probe_every=20)
+    pop=8,
+    steps=200,
+    rank=32,
+    alpha=64.0,
+    rollout_batch=128,
+    tokens_per_microbatch=2048,
+    task_types=("code_o", "code_i", "code_f"),
+    n_few_shot=6,
+    samples_per_task=8,
+    max_new_tokens=512,
+    lr=3e-5,
+    lr_teacher=3e-5,
+    lr_decay=(0, 1, 1),
+    evolve_every=10,
+    probe_every=20)
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
-# Fields that may change between a run and its resumption without changing what it computes.
-FREE = ("base", "name", "out", "resume", "init", "steps", "device", "show", "save_every", "keep", "halt_on")
+# Flags that may change when a run is resumed. They do not change what it computes; the sizes of batches
+# change how sums are rounded.
+FREE = ("base", "name", "out", "resume", "init", "steps", "device", "plan", "show", "save_every", "keep",
+        "halt_on", "rollout_batch", "tokens_per_microbatch")
+# Who needs whom: a flag, when it does, and the flags that do nothing then, which are refused beside it.
+SWITCHED_OFF = {
+    "--single": (
+        lambda cfg: cfg.single,
+        ("pop", "matching", "lr_teacher", "lr_spread", "lr_mutate", "evolve", "evolve_every", "replace_frac",
+         "grace")),
+    "--evolve none": (
+        lambda cfg: cfg.evolve == "none",
+        ("lr_mutate", "evolve_every", "replace_frac", "grace")),
+    "--tasks": (
+        lambda cfg: cfg.tasks,
+        ("lr_teacher", "teacher_reward", "invalid_penalty", "n_few_shot", "dedupe")),
+}
 
+
+# --- a Config as text, and back -----------------------------------------------------------------------------
 
 def spelled(name: str) -> str:
-    """A field as the command line writes it."""
+    """Returns a field's name as the command line writes it."""
     return "--" + name.replace("_", "-")
 
 
 def parse_value(f: Field, text: str) -> object:
-    """A flag's value in what the command line or config.json says."""
-    if f.type in (Names, Numbers):
-        parts = text.split(",") if text else []
-        return tuple(map(float, parts)) if f.type is Numbers else tuple(parts)
-    return f.type(text)
+    """Returns a flag's value from the text that the command line or config.json has. Raises UserError."""
+    try:
+        if f.type is Numbers:
+            return tuple(map(float, text.split(",")))
+        if f.type is Names:
+            return tuple(text.split(",")) if text else ()
+        return f.type(text)
+    except ValueError:
+        said = "give a number, a whole one where things are counted"
+        raise UserError(f"{spelled(f.name)} {text}: {said}") from None
+
+
+def text_of(value: object) -> str:
+    """Returns a flag's value as the command line writes it."""
+    if not isinstance(value, tuple):
+        return str(value)
+    return ",".join(str(part).removesuffix(".0") for part in value)
 
 
 def flags_of(cfg: Config) -> dict[str, object]:
-    """What config.json holds: tuples as the command line writes them."""
-    return {name: ",".join(map(str, x)) if isinstance(x, tuple) else x for name, x in vars(cfg).items()}
+    """Returns what config.json holds: numbers as they are, tuples as the command line writes them."""
+    flags = {}
+    for name, value in vars(cfg).items():
+        flags[name] = text_of(value) if isinstance(value, tuple) else value
+    return flags
 
 
 def config_of(flags: dict[str, object]) -> Config:
-    """Inverse of flags_of."""
-    kinds = {f.name: f for f in fields(Config)}
-    return Config(**{n: parse_value(kinds[n], x) if isinstance(x, str) else x for n, x in flags.items()})
+    """Returns the Config of some flags, from the command line or `flags_of`. Raises UserError for a value
+    that a flag cannot have."""
+    values = {}
+    for f in fields(Config):
+        if f.name not in flags:
+            continue
+        value = flags[f.name]
+        if isinstance(value, str):
+            value = parse_value(f, value)
+        if value is not None:
+            check_value(f, value)
+        values[f.name] = value
+    return Config(**values)
 
 
-def parse_args(description: str | None, argv: list[str] | None = None) -> dict:
-    """The flags that the command line gives; an unknown one exits with code 2."""
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+def default_of(f: Field) -> str:
+    """Returns a default in words, by prompt format or --algo if these differ ("micro: 8; chat, base: 32")."""
+    presets = ALGORITHMS if f.name in ALGORITHMS["grpo"] else PRESETS
+    names_of = {}                       # default in words -> the presets that have it
+    for name, preset in presets.items():
+        value = text_of(preset.get(f.name, f.default))
+        names_of.setdefault(value, []).append(name)
+    if len(names_of) == 1:
+        [value] = names_of
+        return "" if value in ("None", "False") else value
+    return "; ".join(f"{', '.join(names)}: {value}" for value, names in names_of.items())
+
+
+def parse_args(description: str | None, argv: list[str] | None = None) -> dict[str, str]:
+    """Returns the flags that the command line gives. An unknown one exits with code 2 and the nearest known
+    one."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        usage="train.py [--flag value ...]   (--help lists every switch)",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
     for f in fields(Config):
         if f.name in GROUPS:
             group = parser.add_argument_group(GROUPS[f.name])
-        defaults = {name: preset[f.name] for name, preset in PRESETS.items() if f.name in preset}
-        help = f"{f.metadata['help']} ({defaults or f.default})".replace("%", "%%")
+        help = f.metadata["help"]
+        if default_of(f):
+            help += f" ({default_of(f)})"
+        help = help.replace("%", "%%")              # to argparse a % begins a placeholder
         if f.type is bool:
             group.add_argument(spelled(f.name), action="store_true", help=help)
         else:
-            group.add_argument(spelled(f.name), help=help, metavar=f.name.upper())
-    return vars(parser.parse_args(argv))
+            group.add_argument(spelled(f.name), metavar=f.name.upper(), help=help)
+    given, unknown = parser.parse_known_args(argv)
+    for word in unknown:
+        name = word.partition("=")[0].replace("_", "-")
+        known = [spelled(f.name) for f in fields(Config)]
+        [nearest] = difflib.get_close_matches(name, known, n=1, cutoff=0)
+        parser.error(f"unknown argument {word}: did you mean {nearest}?")
+    return vars(given)
 
 
-def resolve_config(cfg: Config, prompt_format: str) -> Config:
-    """Fill in what prompt format, --algo and other flags imply. Raises UserError for what cannot be."""
-    demand(cfg.algo in ALGORITHMS, f"--algo {cfg.algo}: give one of {', '.join(ALGORITHMS)}")
-    implied = PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
+# --- what is not given, and what does not fit ---------------------------------------------------------------
+
+def usual(cfg: Config, prompt_format: str) -> dict[str, object]:
+    """Returns what each flag is if nobody gives it: its default, or what prompt format, --algo and others
+    imply."""
+    values = {f.name: f.default for f in fields(Config)}
+    for preset in PRESETS[prompt_format], ALGORITHMS[cfg.algo]:
+        for name, value in preset.items():
+            assert name in values, f"a preset of config.py sets {name!r}, which is no flag"
+            values[name] = value
     if cfg.single:
-        implied["pop"] = 2                          # of one adapter, once in each role
-    missing = {name: value for name, value in implied.items() if getattr(cfg, name) is None}
-    cfg = replace(cfg, prompt_format=prompt_format, **missing)
-    if cfg.grace < 0:
-        cfg = replace(cfg, grace=cfg.evolve_every)
-    if cfg.tasks:
-        cfg = replace(cfg, dedupe="off")            # given tasks come again
-    check(cfg)
+        values["pop"] = 2                           # of one adapter, once in each role
+    values["grace"] = cfg.evolve_every or values["evolve_every"]
+    values["dedupe"] = "off" if cfg.tasks else "structural"         # given tasks come again
+    return values
+
+
+def resolve_config(cfg: Config, prompt_format: str, dtype: str = "auto") -> Config:
+    """Returns a Config without a None: `usual` fills it in, prompt_format and dtype stand for "auto". Raises
+    UserError for what cannot be."""
+    for f in fields(cfg):
+        if getattr(cfg, f.name) is not None:
+            check_value(f, getattr(cfg, f.name))
+    usually = usual(cfg, prompt_format)
+    missing = {name: usually[name] for name, value in vars(cfg).items() if value is None}
+    missing |= dict(prompt_format=prompt_format)
+    if cfg.dtype == "auto":
+        missing |= dict(dtype=dtype)
+    cfg = replace(cfg, **missing)
+    for flag, (is_on, names) in SWITCHED_OFF.items():
+        for name in names:
+            value = getattr(cfg, name)
+            idle = is_on(cfg) and value not in (usually[name], "none")
+            demand(not idle, f"{spelled(name)} {value} does nothing beside {flag}: leave one of the two out")
+    check_together(cfg)
     return cfg
 
 
-def check(cfg: Config) -> None:
-    """Raises UserError with the fix where a flag cannot have its value, or two do not go together."""
-    for f in fields(cfg):
-        value, choices, within = getattr(cfg, f.name), f.metadata["choices"], f.metadata["within"]
-        if choices:
-            odd = set(value if isinstance(value, tuple) else [value]) - set(choices)
-            demand(not odd, f"{spelled(f.name)} {', '.join(odd)}: give {', '.join(choices)}")
-        elif f.type in (int, float):
-            demand(within[0] <= value <= within[1], f"{spelled(f.name)} {value}: give a number in {list(within)}")
+def check_value(f: Field, value: object) -> None:
+    """Raises UserError with the fix if a flag cannot have this value."""
+    given = f"{spelled(f.name)} {text_of(value)}"
+    choices = f.metadata["choices"]
+    if choices:
+        for name in value if isinstance(value, tuple) else [value]:
+            demand(name in choices, f"{given}: {name!r} is none of {', '.join(choices)}")
+    elif f.type in (int, float):
+        low, high = f.metadata["within"]
+        fits = isinstance(value, (int, float)) and low <= value <= high         # which nan is not
+        demand(fits, f"{given}: give a number from {low} to {high}")
+
+
+def check_together(cfg: Config) -> None:
+    """Raises UserError with the fix if flags do not go together, each of which may have its value."""
     demand(cfg.pop % 2 == 0, f"--pop {cfg.pop}: give an even number, half of them are teachers")
-    demand(not cfg.single or cfg.pop == 2, "--single is one adapter in both roles: leave out --pop")
     demand(cfg.task_types and cfg.lora_targets, "--task-types and --lora-targets: give at least one each")
-    demand(len(cfg.lr_decay) == 3 and cfg.lr_decay[0] < cfg.lr_decay[1], "--lr-decay: give HOLD,END,FLOOR, HOLD below END")
-    demand(cfg.tasks != "micro" or set(cfg.task_types) <= {"code_o", "code_i"}, "--tasks micro draws code_o and code_i")
-    demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1, "--n-few-shot: prompts show tasks, give at least 1")
+    decay = cfg.lr_decay
+    demand(len(decay) == 3 and 0 <= decay[0] < decay[1] and 0 <= decay[2] <= 1,
+           f"--lr-decay {text_of(decay)}: give HOLD,END,FLOOR, HOLD below END, FLOOR at most 1")
+    demand(cfg.tasks != "micro" or set(cfg.task_types) <= {"code_o", "code_i"},
+           "--tasks micro draws code_o and code_i: give these as --task-types, or a file of tasks")
+    demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
+           f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks, give at least 1")
     for kind in cfg.task_types:
         for phase in ("propose", "solve"):
-            template(kind, cfg.prompt_format, phase)        # which raises UserError where there is none
+            template(kind, cfg.prompt_format, phase)        # which raises UserError if there is none

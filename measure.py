@@ -1,248 +1,408 @@
-"""What people study of a run: the measures of a step, probes of what never changes, alarms; what the terminal says.
+"""What people study of a run: probes of what never changes, the measures of a step, alarms; what the terminal
+says.
 
-Ratings only compare members with each other. A probe asks, greedily and the same tasks each time, every student and the
-frozen base the held-out tasks of the types that the run plays, and all members those of unseen types; and the base,
-sampled, the teachers' current tasks.
-"""
-import statistics
+Ratings only compare members with each other. A probe asks, greedily and the same tasks each time, every
+student and the frozen base the held-out tasks of the types that the run plays, and all members those of
+unseen types. It also asks the base, sampled, the teachers' current tasks. """
+import datetime
+import sys
 from collections import Counter
 
 import torch
 
 from common import visible
 from config import Config
-from evolve import ROLES, learning_rates, members_of
+from evolve import ROLES, Member, learning_rates, members_of
 from operators import adapter_cosines
 from rewards import NOISE_MARGIN
 from rl import Batch
 from run import State
-from selfplay import BASE_RATE, PROBE, Attempts, ProposalRecord, Setup, attempt, mean, solve_rate
+from selfplay import BASE_RATE, PROBE, ProposalRecord, Setup, attempt, mean, solve_rate
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import reasoning
 
 BASE = "base"                       # the frozen base's name among the members
-WINDOW = 5                          # steps: alarms look at means over the latest, against the first
+WINDOW = 5                          # steps: "now" is a mean over the latest
+ENOUGH = 64                         # tasks or texts of which a share means something
+# Bounds of alarms; docs/runs.md says whence they come.
+UNIQUE_SHARE = 0.5                  # collapse: distinct structures among 64 tasks, of their most so far
+UNSOLVED = 0.5                      # gaming: share of the valid tasks that nobody solves
+GUESSABLE = 0.3                     # gaming: share of a type's tasks for which its commonest output is right
+MISSHAPEN = 0.95                    # format: share of the latest texts that could not be read
+# Reasons of proposals that are not in the demanded format.
+UNREADABLE = ("no_program", "no_input", "few_inputs", "no_question", "syntax")
 
 
 # --- probes -------------------------------------------------------------------------------------------------
 
 def probe_due(cfg: Config, step: int) -> bool:
-    """Whether a step has a probe: every --probe-every steps, and the last one."""
+    """Returns whether a step has a probe: every --probe-every steps, and the last one."""
     return cfg.probe_every > 0 and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
 
 
-def ask(s: Setup, slots: dict[str, int], tasks: list[Task], step: int) -> tuple[dict, dict, Attempts]:
-    """One greedy attempt at each task by each member (name -> slot) in one batch: whether it is right, None where
-    the sandbox failed, and whether it shows reasoning, both by name; the attempts."""
+def ask_greedily(s: Setup, slots: dict[str, int], tasks: list[Task], step: int) -> tuple[dict, int]:
+    """Lets each member (name -> slot) attempt each task once, greedily, in one batch. Returns by name a list
+    with an entry a task: 1 if it is right, 0 if not, None if the sandbox failed; and the number of tokens."""
     # fresh members are the base, bit for bit: it alone is asked
     untrained = not any(B.any() for B in s.adapters.B.values())
     asked = [-1] if untrained else list(slots.values())
-    done = attempt(s, tasks * len(asked), [slot for slot in asked for _ in tasks], step, PROBE, 1, 0.0)
-    right = [solve_rate(verdicts) for verdicts in done.verdicts]
-    thinks = [bool(reasoning(text, s.base.prompt_format)) for text in done.texts]
-    n = len(tasks)
-    correct, thinking = {}, {}
-    for i, name in enumerate(slots):
-        own = slice(0, n) if untrained else slice(i * n, (i + 1) * n)
-        correct[name], thinking[name] = right[own], thinks[own]
-    return correct, thinking, done
+    by_row = []
+    for slot in asked:
+        by_row += [slot] * len(tasks)
+    done = attempt(s, tasks * len(asked), by_row, step, PROBE, 1, 0.0)
+    right = list(map(solve_rate, done.verdicts))
+    correct = {}
+    first = 0
+    for name in slots:
+        correct[name] = right[first:first + len(tasks)]
+        if not untrained:
+            first += len(tasks)
+    return correct, int(done.rollout.n_tokens.sum())
 
 
 def by_type(tasks: list[Task], columns: dict[str, list]) -> dict[str, dict[str, float | None]]:
-    """Task type -> name -> mean of what it has for the tasks of this type."""
+    """Returns task type -> name -> mean of what its column has for the tasks of this type."""
     table = {}
     for kind in sorted({task.kind for task in tasks}):
-        table[kind] = {name: mean(x for x, task in zip(own, tasks) if task.kind == kind)
-                       for name, own in columns.items()}
+        table[kind] = {}
+        for name, own in columns.items():
+            table[kind][name] = mean(x for x, task in zip(own, tasks) if task.kind == kind)
     return table
 
 
 def probe(s: Setup, state: State, proposed: list[ProposalRecord], step: int) -> dict:
-    """All absolute measures of a step as keys of metrics.jsonl; {} where no probe is due."""
+    """Returns all absolute measures of a step as keys of metrics.jsonl; {} if no probe is due."""
     if not probe_due(s.cfg, step):
         return {}
-    everybody = {m.name: m.slot for m in state.members}
-    students = {m.name: m.slot for m in members_of(state.members, "student")}
-    row, rollouts = {}, []
+    students, everybody = {BASE: -1}, {BASE: -1}            # name -> slot
+    for m in state.members:
+        everybody[m.name] = m.slot
+        if m.role == "student":
+            students[m.name] = m.slot
+    row = dict(probe_tokens=0)
     if state.heldout:
-        correct, _, done = ask(s, students | {BASE: -1}, state.heldout, step)
-        rollouts.append(done.rollout)
+        correct, n_tokens = ask_greedily(s, students, state.heldout, step)
+        row["probe_tokens"] += n_tokens
+        row["heldout_n"] = len(state.heldout)
         row["heldout_by_type"] = by_type(state.heldout, correct)
         row["heldout_greedy_base"] = mean(correct.pop(BASE))
-        row["heldout_greedy"] = {name: mean(own) for name, own in correct.items()}
-        row["heldout_n"] = len(state.heldout)
+        row["heldout_greedy"] = dict(zip(correct, map(mean, correct.values())))
     if state.unseen:
-        correct, thinks, done = ask(s, everybody | {BASE: -1}, state.unseen, step)
-        rollouts.append(done.rollout)
-        row["unseen"], row["unseen_think"] = by_type(state.unseen, correct), by_type(state.unseen, thinks)
-        row["unseen_n"] = Counter(task.kind for task in state.unseen)
+        correct, n_tokens = ask_greedily(s, everybody, state.unseen, step)
+        row["probe_tokens"] += n_tokens
+        row["unseen"] = by_type(state.unseen, correct)
     valid = [p for p in proposed if p.task]
     if valid:
-        done = attempt(s, [p.task for p in valid], [-1] * len(valid), step, BASE_RATE, 1)
-        rollouts.append(done.rollout)
-        for p, verdicts in zip(valid, done.verdicts):
-            p.base_rate = solve_rate(verdicts)
-        row["base_solve"] = mean(p.base_rate for p in valid)
-        row["student_solve"] = mean(p.solve_rate for p in valid)
-    row["probe_tokens"] = sum(int(rollout.n_tokens.sum()) for rollout in rollouts)
+        tasks = [p.task for p in valid]
+        done = attempt(s, tasks, [-1] * len(tasks), step, BASE_RATE, 1)
+        row["probe_tokens"] += int(done.rollout.n_tokens.sum())
+        rates = list(map(solve_rate, done.verdicts))
+        for p, rate in zip(valid, rates):
+            p.base_rate = rate
+        row["base_solve"] = mean(rates)
     return row
 
 
 def heldout_mean(row: dict) -> float | None:
-    """Returns the students' mean accuracy on held-out tasks in a line of metrics.jsonl; None without a probe."""
+    """Returns the students' mean accuracy on held-out tasks in a line of metrics.jsonl; None without a
+    probe."""
     return mean(row.get("heldout_greedy", {}).values())
 
 
-def is_best(probes: dict, history: list[dict]) -> bool:
-    """Whether a step's probe is the highest of the run so far; history: the lines of the steps before."""
-    own = heldout_mean(probes)
-    return own is not None and all(own > before for row in history if (before := heldout_mean(row)) is not None)
+def best_probe(rows: list[dict]) -> float:
+    """Returns the highest such accuracy of these lines; -1 without a probe."""
+    highest = -1.0
+    for row in rows:
+        accuracy = heldout_mean(row)
+        if accuracy is not None:
+            highest = max(highest, accuracy)
+    return highest
 
 
-# --- a step's line of metrics.jsonl -------------------------------------------------------------------------
+# --- a step's measures --------------------------------------------------------------------------------------
 
 def describe(proposed: list[ProposalRecord]) -> dict:
-    """What one group of proposals looks like: validity by reason, solve rate, reward, length."""
-    valid = [p for p in proposed if p.task]
-    rates = [p.solve_rate for p in valid if p.solve_rate is not None]
-    reasons = Counter(p.reason for p in proposed if p.reason)
-    verdicts = Counter(verdict for p in valid for verdict in p.verdicts)
+    """Returns what one group of proposals looks like: validity by reason, solve rate, reward, length."""
+    reasons, verdicts = Counter(), Counter()
+    rewards, rates, statements = [], [], []             # rates and statements: of valid ones
+    for p in proposed:
+        rewards.append(p.reward)
+        if p.reason:
+            reasons[p.reason] += 1
+        if p.task:
+            verdicts.update(p.verdicts)
+            statements.append(p.statements)
+            if p.solve_rate is not None:
+                rates.append(p.solve_rate)
+    n_answers = verdicts.total()
     return dict(
         n=len(proposed),
-        valid=len(valid) / max(1, len(proposed)),
+        valid=len(statements) / max(1, len(proposed)),
         reasons=dict(reasons),
-        teacher_reward=mean(p.reward for p in proposed),
+        teacher_reward=mean(rewards),
         solve_rate=mean(rates),
         solve_0=rates.count(0) / max(1, len(rates)),
-        solve_1=rates.count(1) / max(1, len(rates)),
-        malformed=verdicts["malformed"] / max(1, verdicts.total()),
-        statements=mean(p.statements for p in valid),
-        duplicates=reasons["duplicate"] / max(1, len(proposed)),
-        output_chars=mean(p.output_size[0] for p in valid))
+        answers=n_answers,
+        malformed=verdicts["malformed"] / max(1, n_answers),
+        statements=mean(statements))
+
+
+def thinking(proposed: list[ProposalRecord], prompt_format: str) -> dict[str, list[bool]]:
+    """Returns whether each text of the step has reasoning in it, by the name of who wrote it."""
+    thinks = {}
+    for p in proposed:
+        for name, texts in [(p.teacher.name, [p.text]), *p.answers.items()]:
+            own = thinks.setdefault(name, [])
+            for text in texts:
+                own.append(bool(reasoning(text, prompt_format)))
+    return thinks
+
+
+def learned(m: Member, batch: Batch, grad_norm: list[float]) -> dict:
+    """Returns what a member's rows in its role were paid, how sure it was of them, and what they did to
+    it."""
+    rollout = batch.rollout
+    own = (rollout.member == m.slot) & (batch.role == ROLES.index(m.role))          # (N,)
+    n_tokens = max(1, rollout.n_tokens[own].sum().item())
+    return dict(
+        reward=mean(batch.reward[own].tolist()),
+        entropy=-rollout.logp[own].sum().item() / n_tokens,
+        grad_norm=grad_norm[m.slot])
+
+
+def member_measures(s: Setup, state: State, proposed: list[ProposalRecord], batch: Batch,
+                    grad_norm: list[float], thinks: dict[str, list[bool]]) -> dict[str, dict]:
+    """Returns what the step was for each member, by name."""
+    rates = learning_rates(s.cfg, state.members, state.step)
+    table = {}
+    for role in ROLES:
+        members = members_of(state.members, role)
+        cosines = adapter_cosines([s.adapters.factors(m.slot) for m in members]).tolist()       # (P, P)
+        for i, m in enumerate(members):
+            row = dict(role=role, mu=m.rating.mu, sigma=m.rating.sigma, lr=rates[m.slot])
+            row |= learned(m, batch, grad_norm)
+            row["cosine"] = mean(cosines[i][:i] + cosines[i][i + 1:])       # with the others of its role
+            row["think"] = mean(thinks.get(m.name, []))
+            written, verdicts = [], []
+            for p in proposed:
+                verdicts += p.attempts.get(m.name, [])
+                if p.teacher is m:
+                    written.append(p)
+            if role == "teacher":
+                row |= describe(written)
+            else:
+                row["solve_rate"] = solve_rate(verdicts)
+            table[m.name] = row
+    return table
 
 
 def measures(s: Setup, state: State, proposed: list[ProposalRecord], batch: Batch, adv: torch.Tensor,
-             update: dict, matches: list[dict]) -> dict:
-    """The step's line of metrics.jsonl, less the probes and what train.py adds: overall, per task type and per
-    member."""
-    cfg, archive = s.cfg, state.archive
-    thinks = {}                         # by who wrote it: whether a text shows reasoning
+             update: dict) -> dict:
+    """Returns what a step's line of metrics.jsonl says of the step: overall, by task type and by member."""
+    archive = state.archive
+    kinds, baseline = {}, {}
+    for kind in s.cfg.task_types:
+        kinds[kind] = describe([p for p in proposed if p.kind == kind])
+        baseline[kind] = archive.majority_baseline(kind)
+    beats_guessing, n_failed = [], 0
     for p in proposed:
-        for name, texts in [(p.teacher.name, [p.text]), *p.answers.items()]:
-            thinks.setdefault(name, []).extend(bool(reasoning(text, s.base.prompt_format)) for text in texts)
-    baseline = {kind: archive.majority_baseline(kind) for kind in cfg.task_types}
-    members, rates = {}, learning_rates(cfg, state.members, state.step)
-    for number, role in enumerate(ROLES):
-        own = members_of(state.members, role)
-        cosines = adapter_cosines([s.adapters.factors(m.slot) for m in own]).tolist()       # (P, P)
-        for i, m in enumerate(own):
-            mine = (batch.rollout.member == m.slot) & (batch.role == number)
-            tokens = max(1, batch.rollout.n_tokens[mine].sum().item())
-            row = members[m.name] = dict(
-                role=role, mu=m.rating.mu, sigma=m.rating.sigma, lr=rates[m.slot],
-                reward=mean(batch.reward[mine].tolist()),
-                entropy=-batch.rollout.logp[mine].sum().item() / tokens,
-                grad_norm=update["grad_norm"][m.slot],
-                cosine=mean(cosines[i][:i] + cosines[i][i + 1:]),
-                think=mean(thinks.get(m.name, [])))
-            if role == "teacher":
-                row |= describe([p for p in proposed if p.teacher is m])
-            else:
-                row["solve_rate"] = solve_rate([v for p in proposed for v in p.attempts.get(m.name, [])])
-    of_students = [x for m in members_of(state.members, "student") for x in thinks.get(m.name, [])]
+        n_failed += (p.reason == "sandbox_failure") + p.verdicts.count(UNJUDGED)
+        if p.solve_rate is not None:
+            beats_guessing.append(p.solve_rate > baseline[p.kind] + NOISE_MARGIN)
+    thinks = thinking(proposed, s.base.prompt_format)
+    of_students = []
+    for m in members_of(state.members, "student"):
+        of_students += thinks.get(m.name, [])
+    told = dict(update)                     # what the update says of itself
+    del told["trained_tokens"]              # stands in the totals
+    grad_norm = told.pop("grad_norm")
     return dict(
         **describe(proposed),
-        task_types={kind: describe([p for p in proposed if p.kind == kind]) for kind in cfg.task_types},
-        members=members,
+        **told,
+        task_types=kinds,
+        members=member_measures(s, state, proposed, batch, grad_norm, thinks),
         unique_structures=len(archive.structures),
         unique_at_64=archive.unique_at_64(),
         majority_baseline=baseline,
-        beats_guessing=mean(p.solve_rate > baseline[p.kind] + NOISE_MARGIN for p in proposed
-                            if p.solve_rate is not None),
+        beats_guessing=mean(beats_guessing),
         think=mean(of_students),
-        brier=mean(match["brier"] for match in matches),
         frac_zero_advantage=(adv == 0).float().mean().item(),
-        train_rollout_logprob_diff=update["train_rollout_logprob_diff"],
-        skipped=update["skipped"],
-        sandbox_failures=sum((p.reason == "sandbox_failure") + p.verdicts.count(UNJUDGED) for p in proposed),
+        sandbox_failures=n_failed,
         tokens_generated=state.totals["generated"],
         tokens_trained=state.totals["trained"])
 
 
+def spent(rows: list[dict]) -> list[int]:
+    """Returns the tokens generated by the end of each step, without those of probes, which train nobody."""
+    out, probed = [], 0
+    for row in rows:
+        probed += row.get("probe_tokens", 0)
+        out.append(row["tokens_generated"] - probed)
+    return out
+
+
 # --- alarms -------------------------------------------------------------------------------------------------
 
+def latest_mean(rows: list[dict], name: str) -> float:
+    """Returns the mean of a measure over the latest WINDOW steps; 0 in a shorter run."""
+    if len(rows) < WINDOW:
+        return 0.0
+    return mean(row[name] for row in rows[-WINDOW:]) or 0.0
+
+
+def collapse(rows: list[dict]) -> str:
+    """Sounds when the tasks are all alike: structures among 64 tasks, against their most so far."""
+    unique = latest_mean(rows, "unique_at_64")
+    most = max(row["unique_at_64"] for row in rows)
+    if len(rows) >= WINDOW and unique < UNIQUE_SHARE * most:
+        return f"distinct structures among 64 tasks fell from {most:.1f} to {unique:.1f}"
+    return ""
+
+
+def gaming(rows: list[dict]) -> str:
+    """Sounds when a teacher is paid for tasks that nobody solves, or whose output can be guessed."""
+    unsolved = latest_mean(rows, "solve_0")
+    if unsolved > UNSOLVED:
+        return f"nobody solves {unsolved:.0%} of the tasks"
+    guess = mean(max(row["majority_baseline"].values()) for row in rows[-WINDOW:])
+    if len(rows) >= WINDOW and guess > GUESSABLE and rows[-1]["unique_structures"] > ENOUGH:
+        return f"one output is right for {guess:.0%} of a type's latest tasks"
+    return ""
+
+
+def forgetting(rows: list[dict]) -> str:
+    """Sounds when the students' mean accuracy at the latest probe is below that of the best probe so far. The
+    bound is sqrt(1 / n) for n tasks, twice the largest standard error of a share."""
+    probes = [row for row in rows if heldout_mean(row) is not None]
+    if not probes:
+        return ""
+    best, last = best_probe(probes), heldout_mean(probes[-1])
+    if best - last > probes[-1]["heldout_n"] ** -0.5:
+        return f"accuracy on held-out tasks fell from {best:.2f}, at the best probe, to {last:.2f}"
+    return ""
+
+
+def flat(rows: list[dict]) -> str:
+    """Sounds when rewards teach nothing: in each of the latest steps every advantage was 0."""
+    if latest_mean(rows, "frac_zero_advantage") == 1:
+        return (f"every advantage was 0 for {WINDOW} steps: rewards differ in no group, and nobody learns. "
+                "Look at what they write (--show 3); raise --samples-per-task, --proposals-per-prompt or "
+                "--temperature")
+    return ""
+
+
+def wrong_format(rows: list[dict]) -> str:
+    """Sounds when nearly all of the latest proposals, or answers, are not in the format that prompts demand:
+    there is nothing to pay the base for."""
+    n, n_bad = Counter(), Counter()
+    for row in rows[-WINDOW:]:
+        n["proposals"] += row["n"]
+        n["answers"] += row["answers"]
+        n_bad["answers"] += row["malformed"] * row["answers"]
+        for reason in UNREADABLE:
+            n_bad["proposals"] += row["reasons"].get(reason, 0)
+    for what in n:
+        if n[what] >= ENOUGH and n_bad[what] >= MISSHAPEN * n[what]:
+            return (f"{n_bad[what] / n[what]:.0%} of the latest {what} are not in the demanded format. Look "
+                    "at them (--show 3); take another --prompt-format (direct for a small chat model, base "
+                    "for one without chat training), raise --max-new-tokens if they are cut off, or take "
+                    "another --base")
+    return ""
+
+
+MONITORS = dict(collapse=collapse, gaming=gaming, forgetting=forgetting, flat=flat, format=wrong_format)
+
+
 def alarms(rows: list[dict]) -> dict[str, str]:
-    """What is going wrong, by the run's lines of metrics.jsonl so far: name -> sentence (docs/runs.md)."""
+    """Returns what is going wrong, by the run's lines of metrics.jsonl so far: name -> sentence
+    (docs/runs.md)."""
     found = {}
-    latest = rows[-WINDOW:]
-    if len(latest) < WINDOW:
-        return found
-    unique, most = mean(row["unique_at_64"] for row in latest), max(row["unique_at_64"] for row in rows)
-    if unique < most / 2:
-        found["collapse"] = f"distinct structures among 64 tasks fell from {most:.1f} to {unique:.1f}"
-    unsolved = mean(row["solve_0"] for row in latest)
-    guess = mean(max(row["majority_baseline"].values()) for row in latest)
-    if unsolved > 0.5:
-        found["gaming"] = f"nobody solves {unsolved:.0%} of the tasks"
-    elif guess > 0.3 and rows[-1]["unique_structures"] > 64:
-        found["gaming"] = f"one output is right for {guess:.0%} of a type's latest tasks"
-    probes = [(mean(row["heldout_greedy"].values()), row["heldout_n"]) for row in rows if row.get("heldout_greedy")]
-    if len(probes) > 1 and probes[0][0] - probes[-1][0] > (1 / probes[0][1]) ** 0.5:
-        found["forgetting"] = f"accuracy on held-out tasks fell from {probes[0][0]:.2f} to {probes[-1][0]:.2f}"
-    if all(row["frac_zero_advantage"] == 1 for row in latest):
-        found["flat"] = "every advantage was 0 for five steps: rewards differ in no group, and nobody learns (--show 3)"
+    for name, monitor in MONITORS.items():
+        sentence = monitor(rows)
+        if sentence:
+            found[name] = sentence
     return found
 
 
 # --- the terminal -------------------------------------------------------------------------------------------
 
 WIDTHS = dict(step=5, valid=6, statements=10, solve=6, base=6, heldout=7, think=6, reward=6, unique=6)
-WIDTHS |= {f"best {role[0].upper()}": 12 for role in ROLES} | dict(sec=6)
+for role in ROLES:
+    WIDTHS[f"best {role[0].upper()}"] = 12
+WIDTHS["sec"] = 6
 HEADER = " ".join(name.rjust(width) for name, width in WIDTHS.items())
 
 
 def line(row: dict) -> str:
-    """One aligned line from the dict that goes to metrics.jsonl; a dash where nothing was measured."""
-    heldout = mean(row.get("heldout_greedy", {}).values())
+    """Returns one aligned line of what goes to metrics.jsonl; a dash if something was not measured."""
     cells = [str(row["step"])]
-    for x in (row["valid"], row["statements"], row["solve_rate"], row.get("base_solve"), heldout, row["think"],
-              row["teacher_reward"]):
+    for x in (row["valid"], row["statements"], row["solve_rate"], row.get("base_solve"), heldout_mean(row),
+              row["think"], row["teacher_reward"]):
         cells.append("-" if x is None else f"{x:.2f}")
     cells.append(str(row["unique_structures"]))
     for role in ROLES:
-        mu, name = max((m["mu"], name) for name, m in row["members"].items() if m["role"] == role)
+        own = [(m["mu"], name) for name, m in row["members"].items() if m["role"] == role]
+        mu, name = max(own)
         cells.append(f"{name} {mu:.1f}")
     cells.append(f"{sum(row['seconds'].values()):.1f}")
-    born = f"  born {' '.join(row['births'])}" if row["births"] else ""
-    return " ".join(map(str.rjust, cells, WIDTHS.values())) + born
+    aligned = list(map(str.rjust, cells, WIDTHS.values()))
+    for name in ("births", "skipped", "sandbox_failures"):              # what does not happen in every step
+        if row[name]:
+            aligned.append(f" {name.replace('_', ' ')}: {row[name]}")
+    return " ".join(aligned)
+
+
+def ends_about(rows: list[dict], n_left: int) -> str:
+    """Returns when a run will end, by the mean seconds of these steps' lines."""
+    seconds = mean(sum(row["seconds"].values()) for row in rows) * n_left
+    end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
+    day = "" if seconds < 43200 else f" on {end:%d %B}"
+    return f"ends about {end:%H:%M}{day}"
 
 
 def format_task(row: dict) -> str:
-    """One line of tasks.jsonl as text for people: who wrote what, who tried, what the verifier said."""
-    rate = row.get("solve_rate")
-    fate = f"refused: {row['reason']}" if row["reason"] else "not tried" if rate is None else f"solved {rate:.2f}"
+    """Returns one line of tasks.jsonl as text for people: who wrote what, who tried, what the verifier
+    said."""
+    fate = "not tried"
+    if row["reason"]:
+        fate = f"refused: {row['reason']}"
+    elif row.get("solve_rate") is not None:
+        fate = f"solved {row['solve_rate']:.2f}"
     out = [f"  step {row['step']} {row['teacher']} {row['kind']}  {fate}, reward {row['reward']:.2f}"]
-    out += [row[key] for key in ("text", "message", "program") if row.get(key)]
-    out += map(" -> ".join, zip(row.get("inputs", ()), row.get("outputs", ())))
+    for key in ("text", "message", "program"):
+        if row.get(key):
+            out.append(row[key])
+    for given, result in zip(row.get("inputs", ()), row.get("outputs", ())):
+        out.append(f"{given} -> {result}")
     for student, verdicts in row.get("attempts", {}).items():
-        alike = Counter(zip(verdicts, map(str.strip, row["answers"][student])))     # equal answers are shown once
+        texts = map(str.strip, row["answers"][student])
+        alike = Counter(zip(verdicts, texts))               # equal answers are shown once
         for (verdict, text), n in alike.most_common():
-            out.append(f"{student} {verdict} x{n}  {text.replace(chr(10), ' / ')[-160:]}")
+            short = text.replace("\n", " / ")[-160:]
+            out.append(f"{student} {verdict} x{n}  {short}")
     return visible("\n".join(out)).replace("\n", "\n    ")
 
 
+def tell(row: dict, tasks: list[dict], n_shown: int, begun: dict[str, str]) -> None:
+    """Prints a step's line, n_shown of its tasks, valid ones first, and the alarms that begin."""
+    print(line(row))
+    for task in sorted(tasks, key=lambda task: bool(task["reason"]))[:n_shown]:
+        print(format_task(task))
+    for name, sentence in begun.items():
+        print(f"alarm {name}: {sentence}")
+    sys.stdout.flush()
+
+
 def summary(rows: list[dict]) -> str:
-    """What the first and the last probe of a run measured, and what it cost, in words."""
-    means = [mean(row["heldout_greedy"].values()) for row in rows if row.get("heldout_greedy")]
-    told = f"students solve {means[0]:.2f}, at the end {means[-1]:.2f} of the held-out tasks\n" if means else ""
-    return (f"{told}{rows[-1]['unique_structures']} distinct program structures, "
-            f"{sum(len(row['births']) for row in rows)} members replaced, {rows[-1]['tokens_generated']:,} tokens generated")
-
-
-def spent(rows: list[dict]) -> list[int]:
-    """Tokens generated by the end of each step, without those of probes, which train nobody."""
-    out, probed = [], 0
+    """Returns in words what the first, the best and the last probe of a run measured, and what it cost."""
+    told, n_born, probes = "", 0, []
     for row in rows:
-        probed += row.get("probe_tokens", 0)
-        out.append(row["tokens_generated"] - probed)
-    return out
+        n_born += len(row["births"])
+        if heldout_mean(row) is not None:
+            probes.append(heldout_mean(row))
+    if probes:
+        told = (f"of the held-out tasks students solve {probes[0]:.2f} at the first probe, "
+                f"{max(probes):.2f} at the best, {probes[-1]:.2f} at the last\n")
+    last = rows[-1]
+    return (f"{told}{last['unique_structures']} distinct program structures, {n_born} members replaced, "
+            f"{last['tokens_generated']:,} tokens generated, {last['tokens_trained']:,} trained")

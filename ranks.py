@@ -1,6 +1,13 @@
-"""Devices, and several processes with one population."""
+"""Devices, and several processes with one population.
+
+Every process holds all adapters and keeps the same records. Rows are dealt out in `generate`, micro-batches
+in `rl`. What only one process can know (verdicts, the run's directory, a child) comes from process 0 as JSON
+text: nothing is unpickled. """
+import ctypes
 import json
 import os
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,83 +31,149 @@ def pick_dtype(name: str, device: torch.device) -> str:
 
 
 def send(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """A copy on the device; from the CPU by way of pinned memory, so that nobody waits for the card."""
+    """Returns a copy on the device; from the CPU by way of pinned memory, so that nobody waits for the
+    card."""
     if torch.device(device).type == "cuda" and x.device.type == "cpu":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
+
+
+def pick_card(device: str, world: int) -> str:
+    """Returns the name of this process's card and makes it the current one. Raises UserError if there is
+    none."""
+    demand(torch.cuda.is_available(), f"--device {device}: torch sees no CUDA device; use --device cpu")
+    demand(world == 1 or device == "cuda",
+           f"--device {device} names one card for {world} processes: give cuda")
+    if device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    n_cards = torch.cuda.device_count()
+    demand(torch.device(device).index < n_cards, f"--device {device}: torch sees {n_cards} card(s): name "
+           "another, or lower torchrun's --nproc_per_node")
+    torch.cuda.set_device(device)
+    # cuDNN's attention plans anew for every shape, half a second each, and nearly every shape is new
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return device
+
+
+def reuse_memory() -> None:
+    """Lets glibc keep freed blocks of up to 32 MB: to fault them in anew is 15% of a CPU's rollout."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):                        # musl has none
+        libc.mallopt(-3, 1 << 25)                       # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 1 << 29)                       # M_TRIM_THRESHOLD
 
 
 # --- several processes, one population ----------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place, rank of world, and its device. Every process holds all adapters and keeps the same
-    records; rows are dealt out in `generate`, micro-batches in `rl`. What only one can know (verdicts, which
-    directory, a child) comes from process 0 as JSON text: nothing is unpickled."""
+    """Holds this process's place, rank of world, and its device."""
     rank: int
     world: int
     device: torch.device
 
     @classmethod
     def join(cls, device: str) -> "Ranks":
-        """Join torchrun's process group if there is one. device: "auto", "cpu", "cuda" or "cuda:1"."""
+        """Joins torchrun's process group if there is one. device: "auto", "cpu", "cuda" (the card of this
+        process) or "cuda:1". Raises UserError if there is no such device."""
+        demand(re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device),
+               f"--device {device}: give auto, cpu, cuda or cuda:1")
+        rank = int(os.environ.get("RANK", 0))
+        world = int(os.environ.get("WORLD_SIZE", 1))
+        demand(0 <= rank < world, f"RANK is {rank} in the environment, but WORLD_SIZE makes {world} "
+               "process(es): unset both, or start by torchrun, which sets them")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        on_gpu = device.startswith("cuda")
-        demand(torch.cuda.is_available() or not on_gpu, f"--device {device}: torch sees no CUDA device")
-        rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        if device == "cuda":
-            device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+        on_gpu = device != "cpu"
         if on_gpu:
-            torch.cuda.set_device(device)
-            torch.backends.cuda.enable_cudnn_sdp(False)     # it plans anew for every shape, half a second each
+            device = pick_card(device, world)
+        reuse_memory()
         if world > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if on_gpu else "gloo")
         return cls(rank, world, torch.device(device))
 
+    def leave(self) -> None:
+        """Leaves the process group. Not after an error: others may wait, or be gone."""
+        if self.world > 1:
+            dist.destroy_process_group()
+
     def all_reduce(self, *tensors: torch.Tensor) -> None:
-        """Sum each of these over all processes, in place."""
+        """Sums each of these over all processes, in place."""
         if self.world > 1:
             for x in tensors:
                 dist.all_reduce(x)
 
-    def broadcast(self, make: Callable) -> object:
-        """make() on process 0, its JSON-able result on all of them; a UserError is raised in all."""
+    def share(self, value: object, source: int) -> object:
+        """Returns the JSON-able value of process `source` in all processes."""
+        text = json.dumps(value).encode()
+        size = torch.tensor([len(text)], device=self.device)
+        dist.broadcast(size, source)
+        data = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+        if self.rank == source:
+            data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        dist.broadcast(data, source)
+        return json.loads(data.cpu().numpy().tobytes())
+
+    def together(self, make: Callable) -> object:
+        """Returns make() of every process. If it raises UserError in one of them, all raise it: nobody
+        waits."""
         if self.world == 1:
             return make()
-        sent = None
-        if self.rank == 0:
-            try:
-                sent = dict(value=make())
-            except UserError as error:
-                sent = dict(error=str(error))
-        text = json.dumps(sent).encode()
-        size = torch.tensor([len(text)], device=self.device)
-        dist.broadcast(size, 0)
-        data = torch.empty(int(size), dtype=torch.uint8, device=self.device)
-        if self.rank == 0:
-            data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        dist.broadcast(data, 0)
-        told = json.loads(data.cpu().numpy().tobytes())
-        demand("value" in told, told.get("error", ""))
-        return told["value"]
+        result, error = None, ""
+        try:
+            result = make()
+        except UserError as e:
+            error = str(e)
+        failed = torch.tensor([self.rank if error else self.world], device=self.device)
+        dist.all_reduce(failed, dist.ReduceOp.MIN)
+        first = int(failed)
+        if first < self.world:
+            raise UserError(self.share(error, first))
+        return result
+
+    def broadcast(self, make: Callable) -> object:
+        """Returns make() of process 0, which is JSON-able, in all processes. A UserError is raised in all of
+        them."""
+        if self.world == 1:
+            return make()
+
+        def make_once() -> object:
+            return make() if self.rank == 0 else None
+
+        return self.share(self.together(make_once), 0)
+
+    def broadcast_tensors(self, tensors: list[torch.Tensor]) -> None:
+        """Gives all processes what process 0 has in these, bit for bit."""
+        if self.world > 1:
+            for x in tensors:
+                dist.broadcast(x, 0)
 
     def gather(self, own: torch.Tensor, n_rows: list[int]) -> torch.Tensor:
-        """The rows of all processes, one after another; n_rows: of each. Of the same width everywhere."""
+        """Returns the rows of all processes, one after another. They are of one width; n_rows: how many each
+        has."""
         if self.world == 1:
             return own
         padded = own.new_zeros(max(n_rows), *own.shape[1:])
         padded[:len(own)] = own
         everybody = [torch.empty_like(padded) for _ in n_rows]
         dist.all_gather(everybody, padded)
-        return torch.cat([rows[:n] for rows, n in zip(everybody, n_rows)])
+        rows = []
+        for theirs, n in zip(everybody, n_rows):
+            rows.append(theirs[:n])
+        return torch.cat(rows)
 
     def check_equal(self, tensors: list[torch.Tensor], where: str) -> None:
-        """That these are the same, bit for bit, in all processes: where one goes apart, all end."""
-        if self.world > 1:
-            sums = torch.stack([x.detach().view(torch.int32).sum(dtype=torch.int64) for x in tensors])
-            of_all = self.gather(sums[None], [1] * self.world)
-            assert (of_all == of_all[0]).all(), f"{where}: the processes hold different adapters"
+        """Ends all processes if these float32 tensors are not the same, bit for bit, in all of them."""
+        if self.world == 1:
+            return
+        sums = []
+        for x in tensors:
+            sums.append(x.detach().view(torch.int32).sum(dtype=torch.int64))
+        own = torch.stack(sums)
+        everybody = self.gather(own[None], [1] * self.world)            # (world, tensors)
+        assert (everybody == everybody[0]).all(), f"{where}: the processes hold different adapters"
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"))        # one process

@@ -6,122 +6,396 @@
     out/NAME/step_N/optimizer/S0.safetensors      its moments, once it has learned
     out/NAME/best                                 a link to the step_N whose students did best at a probe
 
-A checkpoint is written under a temporary name and renamed: a kill at any moment leaves the previous one whole. Resuming
-cuts the logs back to where they were then, so that no step stands there twice.
-"""
+A checkpoint is written under a temporary name and renamed: a kill at any moment leaves the previous one
+whole. Resuming cuts the logs back to where they were then, so that no step stands there twice. """
 import contextlib
 import dataclasses
 import datetime
-import fcntl
+import hashlib
 import json
 import math
 import os
 import platform
+import shlex
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TextIO
+
+try:
+    import fcntl
+except ImportError:                 # Windows has another lock
+    import msvcrt
+    fcntl = None
 
 import torch
 from safetensors.torch import load_file, save_file
 
+import rl
 import selfplay
-from common import demand, json_object, read_log
-from ranks import DTYPES, Ranks, pick_dtype
-from config import Config, config_of, flags_of, resolve_config
+from common import UserError, demand, json_object, read_log, readable
+from config import FREE, Config, config_of, flags_of, resolve_config, spelled
 from evolve import ROLES, Member, member_order, spread
-from lora import Adapters
-from model import Base
+from lora import Adapters, name_of
+from model import Base, Model, ModelConfig
+from ranks import DTYPES, Ranks, pick_dtype
 from rl import Adam
 from selfplay import RATINGS, ProposalRecord, Setup
-from tasks import IDENTITY, TASK_TYPES, read_tasks
+from tasks import FRESH, IDENTITY, TASK_TYPES, read_given, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
 from tasks.programs import Limits
 from verifier import Verifier, open_sandbox
-from weights import files_hash, load_base, load_peft, save_peft
+from weights import files_hash, load_base, load_peft, load_tokenizer, read_config, resolve, save_peft
 
 ROOT = Path(__file__).resolve().parent
 LOGS = ("metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl")
 MAX_LOGGED = 600                    # characters of a text in tasks.jsonl
 
 
+# --- a run's directory --------------------------------------------------------------------------------------
+
+def lock(file: TextIO) -> None:
+    """Holds a file until it is closed. Raises OSError if another run holds it."""
+    if fcntl:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    else:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+
+
 class RunDir:
-    """One run's directory. Process 0 alone writes; the others hold one with writes=False and only read."""
+    """Holds one run's directory. Process 0 alone writes; the others have one with writes=False and only
+    read."""
 
     def __init__(self, path: Path | str, writes: bool = True):
         self.path = Path(path)
         self.writes = writes
-        if writes:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / "lock", "a")          # held while this object lives
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                demand(False, f"{path} is in use by a run that still goes: choose another --name")
+        if not writes:
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = open(self.path / "lock", "a")          # held while this object lives
+        try:
+            lock(self._lock)
+        except OSError:
+            raise UserError(f"{path} is in use by a run that still goes: choose another --name") from None
+
+    def __str__(self) -> str:
+        """Returns the path as a shell reads it."""
+        return shlex.quote(str(self.path))
 
     def steps(self) -> list[int]:
-        """Numbers of the complete checkpoints, ascending."""
-        found = [path.name.removeprefix("step_") for path in self.path.glob("step_*")]
-        return sorted(int(n) for n in found if n.isdigit())      # "12.part" is not complete
+        """Returns the numbers of the complete checkpoints, ascending."""
+        numbers = []
+        for path in self.path.glob("step_*"):
+            ending = path.name.removeprefix("step_")        # "12.part" is not complete
+            if ending.isdigit() and (path / "state.json").exists():
+                numbers.append(int(ending))
+        return sorted(numbers)
 
     def best(self) -> str:
-        """Name of the checkpoint whose students did best at a probe; "" where none is marked."""
+        """Returns the name of the checkpoint whose students did best at a probe; "" if none is marked."""
         link = self.path / "best"
         return os.readlink(link) if link.is_symlink() else ""
 
     def mark_best(self, step: int) -> None:
-        """Let `best` point to a checkpoint. A kill in between leaves the old link."""
+        """Lets `best` point to a checkpoint. A kill in between leaves the old link."""
         if self.writes:
             part = self.path / "best.part"
             part.unlink(missing_ok=True)
-            part.symlink_to(f"step_{step}", target_is_directory=True)
-            part.replace(self.path / "best")
+            with contextlib.suppress(OSError):              # Windows lets not everybody make links
+                part.symlink_to(f"step_{step}", target_is_directory=True)
+                part.replace(self.path / "best")
 
     def prune(self, keep: int) -> None:
-        """Remove all checkpoints but the last `keep` and the best."""
-        for old in self.steps()[:-keep]:
-            if f"step_{old}" != self.best():
-                shutil.rmtree(self.path / f"step_{old}")
+        """Removes all checkpoints but the last `keep` and the best."""
+        for step in self.steps()[:-keep]:
+            if f"step_{step}" != self.best():
+                shutil.rmtree(self.path / f"step_{step}")
 
     def config(self) -> dict:
-        """The flags that the run was started with."""
-        return json_object((self.path / "config.json").read_text())
+        """Returns the flags that the run was started with. Raises UserError for a damaged config.json, and
+        for one of another version: a flag that has come or gone may mean another computation."""
+        path = self.path / "config.json"
+        demand(path.exists(), f"{self.path} holds no run: give the directory of one, such as out/NAME")
+        with readable(f"{path} is damaged: restore it"):
+            flags = json_object(path.read_bytes())
+        odd = sorted(flags.keys() ^ Config.__dataclass_fields__.keys())
+        demand(not odd, f"{self.path} was made by another version, whose flags differ in "
+               f"{', '.join(map(spelled, odd))}: use the commit that its env.json names")
+        return flags
 
     def rows(self, name: str) -> list[dict]:
-        """A log, read back; [] without the file."""
+        """Returns the lines of a log; none without the file. Raises UserError for a damaged one."""
         path = self.path / name
         return list(read_log(path)) if path.exists() else []
 
     def write_json(self, name: str, data: dict) -> None:
-        """Write a small file whole: a kill in between leaves the old one."""
+        """Writes a small file whole: a kill in between leaves the old one."""
         if self.writes:
             part = self.path / f"{name}.part"
             part.write_text(json.dumps(data, indent=1) + "\n")
             part.replace(self.path / name)
 
     def append(self, name: str, rows: list[dict]) -> None:
-        """Append rows to a log as JSON lines, in one go."""
+        """Appends rows to a log as JSON lines, in one go. What is not finite becomes null, JSON's only word
+        for it."""
         if self.writes and rows:
-            with open(self.path / name, "a") as f:
-                f.write("".join(json.dumps(row) + "\n" for row in rows))
+            finite = json.loads(json.dumps(rows), parse_constant=lambda name: None)
+            lines = [json.dumps(row) + "\n" for row in finite]
+            with open(self.path / name, "a") as file:
+                file.write("".join(lines))
+
+    def log(self, **rows: list[dict]) -> None:
+        """Appends a step's lines to the logs of these names."""
+        for name, own in rows.items():
+            self.append(f"{name}.jsonl", own)
 
     def sizes(self) -> dict[str, int]:
-        """Length of each log in bytes; 0 where it is not there."""
-        return {name: (self.path / name).stat().st_size if (self.path / name).exists() else 0 for name in LOGS}
+        """Returns the length of each log in bytes; 0 if it is not there."""
+        sizes = {}
+        for name in LOGS:
+            path = self.path / name
+            sizes[name] = path.stat().st_size if path.exists() else 0
+        return sizes
 
     def cut_logs(self, sizes: dict[str, int]) -> None:
-        """Forget what the logs say after a checkpoint."""
+        """Forgets what the logs say beyond these lengths in bytes; a log that is not named is emptied."""
         for name in LOGS:
             if self.writes and (self.path / name).exists():
-                os.truncate(self.path / name, sizes[name])
+                os.truncate(self.path / name, sizes.get(name, 0))
+
+
+def members_dir(path: str | Path) -> Path:
+    """Returns the directory that holds one PEFT directory for each member. For a run that is its best
+    checkpoint, or its last one if no probe has marked a best. Any other directory, such as a checkpoint, is
+    returned as it is."""
+    run = RunDir(path, writes=False)
+    if (run.path / "best").exists():
+        return run.path / "best"
+    steps = run.steps()
+    return run.path / f"step_{steps[-1]}" if steps else run.path
+
+
+# --- the operating system -----------------------------------------------------------------------------------
+
+class Stopwatch:
+    """Measures the seconds of each phase of one step."""
+
+    def __init__(self):
+        self.last = time.perf_counter()
+        self.seconds = {}
+
+    def lap(self, phase: str) -> None:
+        """Books the time since the last lap under this phase."""
+        now = time.perf_counter()
+        self.seconds[phase] = round(now - self.last, 3)
+        self.last = now
+
+
+@contextlib.contextmanager
+def stop_flag() -> Iterator[list[str]]:
+    """Yields a list to which SIGINT and SIGTERM add their names, for the loop to look at when a step ends. A
+    second SIGINT leaves at once: the last checkpoint stands. In a thread, which may not take over signals,
+    the list stays empty."""
+    stopped = []
+
+    def on_signal(number: int, frame: object) -> None:
+        if stopped and number == signal.SIGINT:
+            os._exit(130)
+        stopped.append(signal.Signals(number).name)
+        print("\nends after this step (Ctrl-C once more: at once)", file=sys.stderr)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in signal.SIGINT, signal.SIGTERM:
+            before[number] = signal.signal(number, on_signal)
+    try:
+        yield stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def environment(ranks: Ranks, sandbox: Verifier) -> dict:
+    """Returns what env.json holds: where a run ran."""
+    device = f"CPU, {os.cpu_count()} cores"
+    if ranks.device.type == "cuda":
+        device = torch.cuda.get_device_name()
+    commit = ""
+    with contextlib.suppress(OSError):              # git is not installed
+        words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+        commit = subprocess.run(words, capture_output=True, text=True).stdout.strip()
+    return dict(
+        started=datetime.datetime.now().isoformat(timespec="seconds"),
+        commit=commit,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        platform=platform.platform(),
+        processes=ranks.world,
+        device=device,
+        threads=torch.get_num_threads(),
+        sandbox=sandbox.tier,
+        sandbox_report=sandbox.report)
+
+
+def free_memory(device: torch.device) -> float:
+    """Returns the free gigabytes of a card, else the smaller of the machine's and the container's (cgroup v2
+    or v1). Unknown is infinite."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] / 2 ** 30
+    free = math.inf
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        [available] = [line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable")]
+        free = int(available.split()[1]) / 2 ** 20
+    groups = Path("/sys/fs/cgroup")
+    for folder, most, used in ((groups, "memory.max", "memory.current"),
+                               (groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")):
+        if not (folder / used).exists() or (folder / most).read_text().strip() == "max":
+            continue
+        # what was read from files lately counts as used, and goes when memory is short
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        n_used = int((folder / used).read_text()) - int(stat["inactive_file"])
+        free = min(free, (int((folder / most).read_text()) - n_used) / 2 ** 30)
+    return free / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def memory_plan(cfg: Config, shape: ModelConfig, dtype: torch.dtype, free: float) -> tuple[str, bool]:
+    """Returns what a run needs as a table, and whether it fits into `free` gigabytes. An estimate: rows have
+    twice --max-new-tokens, and 512 tokens of references; autograd keeps some 14 numbers of width C for each
+    token and layer, and three float32 numbers for each logit."""
+    with torch.device("meta"):
+        model = Model(shape)
+    size = dtype.itemsize
+    weights = sum(p.numel() for p in model.parameters()) * size
+    factors = 0                         # numbers in one member
+    for path, layer in model.linears().items():
+        if cfg.dtype == "int8":         # a byte for each number, and one layer at a time in full
+            weights -= layer.in_features * layer.out_features * (size - 1)
+        if name_of(path) in cfg.lora_targets:
+            factors += cfg.rank * (layer.in_features + layer.out_features)
+    n = 1 if cfg.single else cfg.pop
+    length = min(shape.max_position_embeddings, 2 * cfg.max_new_tokens + 512 * (cfg.n_few_shot > 0))
+    keys = 2 * shape.num_key_value_heads * shape.head_dim
+    layers = shape.num_hidden_layers
+    queries = shape.num_attention_heads * shape.head_dim
+    width = 4 * shape.hidden_size + 4 * shape.intermediate_size + 6 * queries
+    tokens = cfg.tokens_per_microbatch
+    uses = {
+        f"weights of the base, {cfg.dtype}": weights,
+        f"{n} adapters of rank {cfg.rank} with gradients and Adam": n * factors * 4 * 4,
+        f"cache of {cfg.rollout_batch} rows (--rollout-batch) of {length} tokens":
+            cfg.rollout_batch * length * layers * keys * size,
+        f"one micro-batch of {tokens} tokens (--tokens-per-microbatch)":
+            tokens * layers * width * size + min(rl.CHUNK, tokens * shape.vocab_size) * 12,
+    }
+    base, adapters, cache, update = uses.values()
+    peak = (base + adapters + max(cache, update)) / 2 ** 30
+    lines = [f"{n_bytes / 2 ** 30:9.2f} GB  {use}" for use, n_bytes in uses.items()]
+    lines.append(f"{peak:9.2f} GB  at the worst moment; free: {free:.2f} GB")
+    if peak > free:
+        lines.append("It does not fit: lower these two flags, --max-new-tokens, --rank or --pop, or give "
+                     "--dtype int8")
+    return "\n".join(lines), peak <= free
+
+
+# --- the beginning ------------------------------------------------------------------------------------------
+
+def choose_directory(cfg: Config) -> Path:
+    """Returns --resume's run, --name's, or the next free number. Raises UserError if there is nothing to
+    resume."""
+    out = Path(cfg.out)
+    if cfg.resume:
+        demand(Path(cfg.resume).is_dir(), f"--resume {cfg.resume}: no such directory; runs are under {out}/")
+        return Path(cfg.resume)
+    if cfg.name:
+        return out / cfg.name
+    base = Path(cfg.base)
+    stem = base.parent.name if base.name == "base" else base.name
+    number = 1
+    while (out / f"{stem}-{number}").exists():
+        number += 1
+    return out / f"{stem}-{number}"
+
+
+def plan(cfg: Config, ranks: Ranks) -> tuple[Config, str, bool]:
+    """Returns the resolved configuration, its memory plan and whether it fits, without the base's weights."""
+    path = resolve(cfg.base)
+    shape = read_config(path)
+    prompt_format = cfg.prompt_format
+    if prompt_format == "auto":
+        *_, prompt_format = load_tokenizer(path)
+    number = pick_dtype(cfg.dtype, ranks.device)
+    cfg = resolve_config(cfg, prompt_format, number)
+    context = shape.max_position_embeddings
+    demand(cfg.max_new_tokens < context, f"--max-new-tokens {cfg.max_new_tokens} exceed the base's context, "
+           f"{context} tokens, which a prompt shares: give fewer")
+    table, fits = memory_plan(cfg, shape, DTYPES[number], free_memory(ranks.device))
+    return cfg, table, fits
+
+
+def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
+    """Returns the resolved configuration and the loaded base. Raises UserError, also if memory is too
+    small."""
+    cfg, table, fits = plan(cfg, ranks)
+    demand(fits, f"not enough memory:\n{table}")
+    if cfg.prompt_format == "micro" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
+    dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
+    base = load_base(cfg.base, dtype, ranks.device, int8=cfg.dtype == "int8")
+    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format)
+
+
+def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, list[int]]:
+    """Returns the run's directory and the checkpoints in it. Raises UserError in all processes: for an
+    earlier run that is not resumed, or was started with other flags."""
+    path = ranks.broadcast(lambda: str(choose_directory(cfg)))
+    run = ranks.together(lambda: RunDir(path, ranks.rank == 0))     # from here on nobody else writes there
+    steps = ranks.broadcast(run.steps)
+    if not steps:
+        demand(not cfg.resume, f"--resume {cfg.resume}: no checkpoint there")
+        run.cut_logs({})                # killed before its first checkpoint: the steps come again
+        return run, []
+    demand(cfg.resume, f"{run.path} holds an earlier run: python train.py --resume {run} goes on with it, "
+           "another --name begins anew")
+    before, now = run.config(), flags_of(cfg)
+    changed = []
+    for name in now.keys() - set(FREE):
+        if before[name] != now[name]:
+            changed.append(f"{spelled(name)} ({before[name]} -> {now[name]})")
+    demand(not changed, f"{run.path} was started with other flags: {', '.join(sorted(changed))}")
+    return run, steps
+
+
+def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Verifier | None,
+             shows_bars: bool = False) -> Setup:
+    """Returns what stays the same during a run, with the members' adapters in it."""
+    tasks_hash = ""
+    if cfg.tasks and cfg.tasks != FRESH:
+        read_given(cfg.tasks, cfg.task_types)       # complains before anything slow
+        tasks_hash = hashlib.sha256(Path(cfg.tasks).read_bytes()).hexdigest()
+    n = 1 if cfg.single else cfg.pop
+    return Setup(
+        cfg=cfg,
+        base=base,
+        adapters=Adapters.on(base.model, n, cfg.rank, cfg.alpha, cfg.lora_targets, ranks.device),
+        ranks=ranks,
+        sandbox=sandbox,
+        limits=Limits.of_run(cfg, base.prompt_format, base.tokenizer),
+        base_hash=files_hash(base.path),
+        tasks_hash=tasks_hash,
+        shows_bars=shows_bars)
 
 
 @dataclass
 class State:
-    """What changes during a run; `step` is the next to do."""
+    """Holds all that changes during a run; `step` is the next to do."""
     step: int
     members: list[Member]
     archive: Archive
@@ -131,107 +405,96 @@ class State:
     adam: Adam
 
 
-class Stopwatch:
-    """Seconds per phase of one step."""
-
-    def __init__(self):
-        self.last = time.perf_counter()
-        self.seconds = {}
-
-    def lap(self, phase: str) -> None:
-        """Book the time since the last lap under this phase."""
-        now = time.perf_counter()
-        self.seconds[phase] = round(now - self.last, 3)
-        self.last = now
-
-
-# --- the beginning ------------------------------------------------------------------------------------------
-
-def choose_directory(cfg: Config) -> Path:
-    """--resume's run, --name's, or the next free number."""
-    if cfg.resume or cfg.name:
-        return Path(cfg.resume) if cfg.resume else Path(cfg.out) / cfg.name
-    stem = Path(cfg.base).parent.name if Path(cfg.base).name == "base" else Path(cfg.base).name
-    number = 1
-    while (Path(cfg.out) / f"{stem}-{number}").exists():
-        number += 1
-    return Path(cfg.out) / f"{stem}-{number}"
-
-
-def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
-    """Resolved configuration and loaded base."""
-    name = cfg.base if Path(cfg.base).is_dir() or cfg.base != Config.base else str(ROOT / cfg.base)
-    dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
-    base = load_base(name, dtype, ranks.device, int8=cfg.dtype == "int8")
-    cfg = resolve_config(cfg, base.prompt_format if cfg.prompt_format == "auto" else cfg.prompt_format)
-    if cfg.prompt_format == "micro":
-        torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
-    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format)
-
-
-def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Verifier | None, bars: bool = False) -> Setup:
-    """What stays the same during a run, with the members' adapters in it."""
-    n = 1 if cfg.single else cfg.pop
-    adapters = Adapters.on(base.model, n, cfg.rank, cfg.alpha, cfg.lora_targets, ranks.device)
-    limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
-    return Setup(cfg, base, adapters, ranks, sandbox, limits, files_hash(base.path), bars)
-
-
 def founders(cfg: Config) -> list[Member]:
-    """The members that a run begins with, role by role; with --single one adapter, in slot 0, has all roles."""
+    """Returns the members that a run begins with, role by role. With --single one adapter, in slot 0, has all
+    roles."""
     members = []
     for number, role in enumerate(ROLES):
         rng = selfplay.make_rng(cfg.seed, -1, selfplay.INIT, number)
-        factor = 1.0 if hasattr(cfg, f"lr_{role}") else cfg.lr_spread
+        has_own_rate = hasattr(cfg, f"lr_{role}")
+        factor = 1.0 if has_own_rate else cfg.lr_spread
         for i, scale in enumerate(spread(cfg.pop // 2, factor, rng)):
+            name = f"{role[0].upper()}{i}"
             slot = 0 if cfg.single else len(members)
-            members.append(Member(f"{role[0].upper()}{i}", role, slot, RATINGS.new(), lr_scale=scale))
+            members.append(Member(name, role, slot, RATINGS.new(), lr_scale=scale))
     return members
 
 
+def init_adapters(adapters: Adapters, seed: int, given: str, base_hash: str) -> None:
+    """Fills the adapters with those of --init, `given`, or draws them. Raises UserError for another number of
+    them."""
+    if not given:
+        for slot in range(adapters.n_members):
+            own_seed = selfplay.make_rng(seed, 0, selfplay.INIT, slot).getrandbits(60)
+            adapters.init_member(slot, torch.Generator().manual_seed(own_seed))
+        return
+    place = members_dir(given)
+    demand(not (place / "adapter_config.json").exists(),
+           f"--init {given} is one adapter: give a directory that holds such a folder for each member")
+    found = [path.parent for path in place.glob("*/adapter_config.json")]
+    found.sort(key=lambda path: member_order(path.name))
+    n = adapters.n_members
+    demand(len(found) == n, f"--init {given} holds {len(found)} adapters for {n} members: give as many")
+    for slot, path in enumerate(found):
+        load_peft(adapters, slot, path, base_hash)
+
+
 def init_state(setup: Setup) -> State:
-    """The state before step 0: fresh members (or --init), the archive's seeds, the held-out tasks."""
-    cfg, adapters = setup.cfg, setup.adapters
-    given = sorted(members_dir(cfg.init).glob("*/adapter_config.json"), key=lambda path: member_order(path.parent.name))
-    demand(not cfg.init or len(given) == adapters.n_members, f"--init {cfg.init} holds {len(given)} adapters for "
-           f"{adapters.n_members} members")
-    for slot in range(adapters.n_members):
-        if cfg.init:
-            load_peft(adapters, slot, given[slot].parent, setup.base_hash)
+    """Returns the state before step 0: the members, the archive's seeds, the held-out tasks. Raises UserError
+    for a task that the user gave and that is not valid."""
+    cfg = setup.cfg
+    if setup.tasks_hash:                # looked at once: the steps run them again
+        selfplay.make_tasks(setup, read_given(cfg.tasks, cfg.task_types), f"--tasks {cfg.tasks}")
+    init_adapters(setup.adapters, cfg.seed, cfg.init, setup.base_hash)
+    heldout, unseen = [], []
+    for task in held_out(setup):
+        if task.kind in cfg.task_types:
+            heldout.append(task)
         else:
-            seed = selfplay.make_rng(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60)
-            adapters.init_member(slot, torch.Generator().manual_seed(seed))
-    heldout, unseen = held_out(setup)
-    archive = archive_of(selfplay.make_tasks(setup, seeds(cfg), "seed"))
-    return State(0, founders(cfg), archive, heldout, unseen, dict(generated=0, trained=0), Adam(adapters))
+            unseen.append(task)
+    return State(
+        step=0,
+        members=founders(cfg),
+        archive=archive_of(selfplay.make_tasks(setup, seeds(cfg.task_types), "seed")),
+        heldout=heldout,
+        unseen=unseen,
+        totals=dict(generated=0, trained=0),
+        adam=Adam(setup.adapters))
 
 
-def held_out(setup: Setup) -> tuple[list[Task], list[Task]]:
-    """Tasks of the types that the run plays, and of others a third as many: of --heldout, else of the file beside
-    the base's weights, if any."""
+def held_out(setup: Setup) -> list[Task]:
+    """Returns the tasks of --heldout, else of the file beside the base's weights, if any: the first
+    --n-heldout of each type that is played, and a third as many of others."""
     cfg = setup.cfg
     path = Path(cfg.heldout or setup.base.path / "heldout.jsonl")
     if not cfg.heldout and not path.exists():
-        return [], []
-    counts, chosen = {}, []
+        return []
+    by_kind = {}
     for p in read_tasks(path):
-        most = cfg.n_heldout if p.kind in cfg.task_types else math.ceil(cfg.n_heldout / 3)
-        counts[p.kind] = counts.get(p.kind, 0) + 1
-        if counts[p.kind] <= most:
-            chosen.append(p)
-    tasks = selfplay.make_tasks(setup, chosen, str(path))
-    return [t for t in tasks if t.kind in cfg.task_types], [t for t in tasks if t.kind not in cfg.task_types]
+        by_kind.setdefault(p.kind, []).append(p)
+    chosen = []
+    for kind, own in by_kind.items():
+        most = cfg.n_heldout
+        if kind not in cfg.task_types:
+            most = math.ceil(most / 3)
+        chosen += own[:most]
+    return selfplay.make_tasks(setup, chosen, str(path))
 
 
-def seeds(cfg: Config) -> list[Proposal]:
-    """What the archive begins with: the identity program, and the own examples of types that have one."""
-    own = [TASK_TYPES[kind].seed for kind in cfg.task_types if TASK_TYPES[kind].seed]
-    has_code = any(kind.startswith("code") for kind in cfg.task_types)
-    return [IDENTITY] * has_code + own or [IDENTITY]
+def seeds(task_types: tuple[str, ...]) -> list[Proposal]:
+    """Returns what the archive begins with: the identity program, and the own examples of types that have
+    one."""
+    own = []
+    for kind in task_types:
+        if TASK_TYPES[kind].seed:
+            own.append(TASK_TYPES[kind].seed)
+    if not own or any(kind.startswith("code") for kind in task_types):
+        return [IDENTITY, *own]
+    return own
 
 
 def archive_of(tasks: list[Task]) -> Archive:
-    """An archive to which these tasks came in this order, which gives each its id."""
+    """Returns an archive to which these tasks came in this order, which gives each its id."""
     archive = Archive()
     for task in tasks:
         structure = TASK_TYPES[task.kind].structure(task.program)
@@ -239,30 +502,32 @@ def archive_of(tasks: list[Task]) -> Archive:
     return archive
 
 
-def environment(ranks: Ranks, sandbox: Verifier) -> dict:
-    """Where a run ran."""
-    commit = ""
-    with contextlib.suppress(OSError):              # git is not installed
-        words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-        commit = subprocess.run(words, capture_output=True, text=True).stdout.strip()
-    gpu = ranks.device.type == "cuda"
-    return dict(started=datetime.datetime.now().isoformat(timespec="seconds"), commit=commit,
-                python=platform.python_version(), torch=torch.__version__, platform=platform.platform(),
-                processes=ranks.world, device=torch.cuda.get_device_name() if gpu else f"CPU, {os.cpu_count()} cores",
-                sandbox=sandbox.tier, sandbox_report=sandbox.report)
+def begin(run: RunDir, setup: Setup, step: int) -> None:
+    """Writes down what runs where, and says so."""
+    cfg, ranks = setup.cfg, setup.ranks
+    run.write_json("config.json", flags_of(cfg))
+    run.write_json("env.json", environment(ranks, setup.sandbox))
+    print(f"{run.path}: {cfg.pop} members on {cfg.base}, steps {step} to {cfg.steps}, {ranks.world} process(es) "
+          f"on {ranks.device}, sandbox: {setup.sandbox.tier}")
 
 
 # --- tasks.jsonl --------------------------------------------------------------------------------------------
 
 def task_rows(proposed: list[ProposalRecord], step: int) -> list[dict]:
-    """A line a proposal, valid or not; texts are cut to MAX_LOGGED characters."""
+    """Returns a line for each proposal, valid or not; texts are cut to MAX_LOGGED characters."""
     rows = []
     for p in proposed:
         row = dict(step=step, teacher=p.teacher.name, kind=p.kind, reason=p.reason, reward=p.reward)
         if p.task:
-            answers = {name: [text[-MAX_LOGGED:] for text in texts] for name, texts in p.answers.items()}
-            row |= asdict(p.task) | dict(solve_rate=p.solve_rate, attempts=p.attempts, answers=answers,
-                                         statements=p.statements)
+            answers = {}
+            for name, texts in p.answers.items():
+                answers[name] = [text[-MAX_LOGGED:] for text in texts]      # what it answers stands last
+            row |= asdict(p.task)
+            row |= dict(
+                solve_rate=p.solve_rate,
+                attempts=p.attempts,
+                answers=answers,
+                statements=p.statements)
         else:
             row["text"] = p.text[:MAX_LOGGED]
         rows.append(row)
@@ -270,80 +535,111 @@ def task_rows(proposed: list[ProposalRecord], step: int) -> list[dict]:
 
 
 def task_of(row: dict) -> Task:
-    """The task of a valid proposal's line, or of state.json."""
-    own = {name: tuple(row[name]) if isinstance(row[name], list) else row[name] for name in Task.__dataclass_fields__}
+    """Returns the task of a valid proposal's line, or of state.json."""
+    own = {}
+    for name in Task.__dataclass_fields__:
+        value = row[name]
+        own[name] = tuple(value) if isinstance(value, list) else value
     return Task(**own)
 
 
 # --- checkpoints --------------------------------------------------------------------------------------------
 
-def members_dir(path: str | Path) -> Path:
-    """Returns the directory that holds one PEFT directory for each member. Of a run that is its best checkpoint, or
-    its last one where no probe has marked a best. Any other directory, such as a checkpoint, is returned as it is."""
-    run = RunDir(path, writes=False)
-    if (run.path / "best").exists():
-        return run.path / "best"
-    steps = run.steps()
-    return run.path / f"step_{steps[-1]}" if steps else run.path
-
-
 def slots(members: list[Member]) -> dict[int, str]:
-    """Slot -> the name under which its adapter is saved: the first of those that share it."""
+    """Returns slot -> the name under which its adapter is saved: the first of those that share it."""
     return {m.slot: m.name for m in reversed(members)}
 
 
-def save(run: RunDir, state: State, setup: Setup) -> None:
-    """Checkpoint of the state before `state.step`: PEFT directories, optimiser, metadata; never the base."""
-    if not run.writes or state.step in run.steps():
-        return
-    part, final = run.path / f"step_{state.step}.part", run.path / f"step_{state.step}"
+def save(run: RunDir, state: State, setup: Setup, is_best: bool = False) -> None:
+    """Writes a checkpoint of the state before `state.step`, unless it is there, and lets `best` point to it
+    if its students are the best so far. Removes what --keep leaves out."""
+    if run.writes:
+        if state.step not in run.steps():
+            write_checkpoint(run, state, setup)
+        if is_best:
+            run.mark_best(state.step)
+        run.prune(setup.cfg.keep)
+
+
+def write_checkpoint(run: RunDir, state: State, setup: Setup) -> None:
+    """Writes PEFT directories, optimiser and metadata; never the base."""
+    final = run.path / f"step_{state.step}"
+    part = run.path / f"step_{state.step}.part"
     shutil.rmtree(part, ignore_errors=True)
     (part / "optimizer").mkdir(parents=True)
     for slot, name in slots(state.members).items():
         save_peft(setup.adapters, slot, part / name, setup.cfg.base, setup.base_hash)
         if state.adam.steps[slot]:
             save_file(state.adam.state_dict(slot), part / "optimizer" / f"{name}.safetensors")
-    metadata = dict(step=state.step, base_files=setup.base_hash, totals=state.totals, logs=run.sizes(),
-                    optimizer_steps=state.adam.steps.tolist())
-    for name in ("members", "heldout", "unseen"):
-        metadata[name] = list(map(asdict, getattr(state, name)))
-    metadata["seeds"] = list(map(asdict, state.archive.seeds))
+    metadata = dict(
+        step=state.step,
+        base_files=setup.base_hash,
+        tasks_file=setup.tasks_hash,
+        totals=state.totals,
+        logs=run.sizes(),
+        optimizer_steps=state.adam.steps.tolist())
+    lists = dict(members=state.members, heldout=state.heldout, unseen=state.unseen, seeds=state.archive.seeds)
+    for name, things in lists.items():
+        metadata[name] = list(map(asdict, things))
     (part / "state.json").write_text(json.dumps(metadata))
-    os.sync()                           # on the disk before the name says so
+    # On the disk before the name says so. Windows syncs only what is open for writing.
+    for file in [*run.path.glob("*.jsonl"), *part.rglob("*.*")]:
+        with open(file, "r+b") as f:
+            os.fsync(f.fileno())
+    shutil.rmtree(final, ignore_errors=True)
     part.rename(final)
-    run.prune(setup.cfg.keep)
 
 
 def read_state(run: RunDir, step: int) -> tuple[list[Member], Archive, dict]:
-    """Members, archive and metadata of a checkpoint; what the logs say after it does not count."""
-    metadata = json_object((run.path / f"step_{step}" / "state.json").read_text())
-    tasks = [task_of(row) for row in run.rows("tasks.jsonl") if row["step"] < step and not row["reason"]]
-    archive = archive_of(list(map(task_of, metadata["seeds"])) + tasks)
-    return list(map(Member.from_json, metadata["members"])), archive, metadata
+    """Returns members, archive and metadata of a checkpoint. What the logs say after it does not count."""
+    path = run.path / f"step_{step}" / "state.json"
+    with readable(f"{path} is damaged: restore it"):
+        metadata = json_object(path.read_bytes())
+    members = list(map(Member.from_json, metadata["members"]))
+    tasks = list(map(task_of, metadata["seeds"]))
+    for row in run.rows("tasks.jsonl"):
+        if row["step"] < step and not row["reason"]:
+            tasks.append(task_of(row))
+    return members, archive_of(tasks), metadata
 
 
 def restore(run: RunDir, setup: Setup, step: int) -> State:
-    """The state of checkpoint step_`step`; adapters are filled in place, the logs cut back to it."""
+    """Returns the state of checkpoint step_`step`; adapters are filled in place, the logs cut back to it.
+    Raises UserError for another base, another --tasks file, or a damaged checkpoint."""
     members, archive, metadata = read_state(run, step)
-    demand(metadata["base_files"] == setup.base_hash, f"{run.path} was trained on another base: give its --base")
+    anew = "give it back, or start anew under another --name"
+    demand(metadata["base_files"] == setup.base_hash, f"{run.path} was trained on another base: {anew}")
+    demand(metadata["tasks_file"] == setup.tasks_hash,
+           f"--tasks {setup.cfg.tasks} is another file than {run.path} began with: {anew}")
+    for name, size in run.sizes().items():
+        demand(size >= metadata["logs"][name], f"{run.path / name} is shorter than step_{step} says: {anew}")
+    place = run.path / f"step_{step}"
     adam = Adam(setup.adapters)
     adam.steps.copy_(torch.tensor(metadata["optimizer_steps"]))
     for slot, name in slots(members).items():
-        load_peft(setup.adapters, slot, run.path / f"step_{step}" / name, setup.base_hash)
+        load_peft(setup.adapters, slot, place / name, setup.base_hash)
         if adam.steps[slot]:
-            adam.load_state_dict(slot, load_file(run.path / f"step_{step}" / "optimizer" / f"{name}.safetensors"))
+            path = place / "optimizer" / f"{name}.safetensors"
+            with readable(f"{path} is damaged: restore it"):
+                moments = load_file(path)
+            adam.load_state_dict(slot, moments)
     run.cut_logs(metadata["logs"])
-    heldout, unseen = list(map(task_of, metadata["heldout"])), list(map(task_of, metadata["unseen"]))
-    return State(step, members, archive, heldout, unseen, metadata["totals"], adam)
+    return State(
+        step=step,
+        members=members,
+        archive=archive,
+        heldout=list(map(task_of, metadata["heldout"])),
+        unseen=list(map(task_of, metadata["unseen"])),
+        totals=metadata["totals"],
+        adam=adam)
 
 
 @contextlib.contextmanager
 def opened(path: str, device: str = "auto", **changes: object) -> Iterator[tuple[Setup, State]]:
-    """A run at its last checkpoint, to be looked at; changes: of its flags."""
+    """Yields a run at its last checkpoint, to be looked at; changes: of its flags."""
     ranks, run = Ranks.join(device), RunDir(path, writes=False)
     demand(run.steps(), f"{path}: no checkpoint; give the directory of a run, out/NAME")
-    cfg = dataclasses.replace(config_of(run.config()), **changes)
-    cfg, base = prepare(cfg, ranks)
-    with open_sandbox(cfg.verifier, cfg.prompt_format) as sandbox:
+    cfg, base = prepare(dataclasses.replace(config_of(run.config()), **changes), ranks)
+    with open_sandbox("auto", cfg.prompt_format) as sandbox:
         setup = populate(cfg, base, ranks, sandbox)
         yield setup, restore(run, setup, run.steps()[-1])

@@ -17,22 +17,22 @@ import torch
 
 import evolve
 from common import UserError, number_from
-from ranks import Ranks
 from config import Config
 from evolve import ROLES, Member, members_of
 from generate import Prompts, Rollout, SamplingParams, generate
 from lora import Adapters
 from micro.programs import fresh_program
 from model import Base
+from ranks import Ranks
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from rl import Batch
 from sandbox.values import decode
 from tasks import FRESH, TASK_TYPES, given_task, verify_answers
 from tasks.archive import Archive
 from tasks.base import UNJUDGED, Proposal, Reject, Task
+from tasks.programs import Limits
 from tasks.prompts import Prompt, show
 from tasks.rendering import decode_answers, render
-from tasks.programs import Limits
 from trueskill_lite import TrueSkill
 from verifier import Job, Verdict, Verifier
 
@@ -54,6 +54,7 @@ class Setup:
     sandbox: Verifier | None        # process 0 only
     limits: Limits                  # what a program and its values may be like
     base_hash: str = ""             # SHA-256 of the base's files, which members' files name
+    tasks_hash: str = ""            # SHA-256 of the file of --tasks
     shows_bars: bool = False        # whether the phases have progress bars
 
 

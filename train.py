@@ -5,6 +5,7 @@
     python train.py --base Qwen/Qwen2.5-Coder-7B --pop 8 --device cuda      # the paper's, not tried here
     torchrun --local-addr=127.0.0.1 --nproc_per_node=2 train.py --name two  # rows dealt out to two processes
     python train.py --resume out/two                                # go on where it was cut off
+    python train.py --base Qwen/Qwen2.5-Coder-7B --plan             # would it fit? memory by use
     python train.py --show 3                                        # print three tasks a step with attempts
 
 Five phases a step, all in `train`: match, propose, solve, reward and update, evolve. arXiv 2605.16727 on top
@@ -12,10 +13,10 @@ of 2505.03335.
 """
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))     # PYTHONSAFEPATH leaves it out
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # waiting threads that spin cost more than they save
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -23,32 +24,46 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 
 import evolve
+import measure
 import rl
 import selfplay
-from common import demand, leave
-from ranks import Ranks
-from config import FREE, Config, config_of, flags_of, parse_args, spelled
+from common import Stopped, UserError, leave
+from config import Config, config_of, parse_args
 from evolve import ROLES, Member, members_of
-from measure import HEADER, alarms, format_task, is_best, line, measures, probe, summary
-from run import RunDir, State, Stopwatch, choose_directory, environment, init_state, populate, prepare, restore, save, task_rows
+from ranks import Ranks
+from run import (
+    RunDir,
+    State,
+    Stopwatch,
+    begin,
+    init_state,
+    open_run,
+    plan,
+    populate,
+    prepare,
+    restore,
+    save,
+    stop_flag,
+    task_rows,
+)
 from selfplay import RATINGS, ProposalRecord, Setup
 from trueskill_lite import child_rating
 from verifier import open_sandbox
 
 # Whether a run may end after the step with this line of metrics.jsonl; None = not before its last step
 Enough = Callable[[dict], bool] | None
+HALTED, INTERRUPTED = 3, 130        # exit codes
 
 
 # --- the loop -----------------------------------------------------------------------------------------------
 
-def train(setup: Setup, state: State, run: RunDir, enough: Enough = None) -> None:
-    """Steps up to cfg.steps, enough(row), an alarm of --halt-on, or Ctrl-C, which ends the step first."""
+def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: Enough = None) -> None:
+    """Takes steps up to --steps or until enough(row). Raises Stopped after the step in which a signal filled
+    `stopped` or an alarm of --halt-on began; the state is saved by then."""
     cfg, ranks = setup.cfg, setup.ranks
     desc = "update" if setup.shows_bars else ""     # title of a progress bar
-    history = run.rows("metrics.jsonl")
-    stopped = []                                    # by a signal; a second one leaves at once
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.append(1) if not stopped else os._exit(130))
+    history = [row for row in run.rows("metrics.jsonl") if row["step"] < state.step]
+    first = state.step
     while state.step < cfg.steps:
         step, clock = state.step, Stopwatch()
 
@@ -64,10 +79,9 @@ def train(setup: Setup, state: State, run: RunDir, enough: Enough = None) -> Non
         # 3. solve: each student attempts the valid tasks of its teachers; now and then a probe asks old tasks
         solved, attempts = selfplay.solve(setup, pairs, proposed, step)
         clock.lap("solve")
-        probes = probe(setup, state, proposed, step)
-        if is_best(probes, history):                # the state is still the one that was probed
-            save(run, state, setup)
-            run.mark_best(step)
+        probes = measure.probe(setup, state, proposed, step)
+        if measure.best_probe([probes]) > measure.best_probe(history):
+            save(run, state, setup, is_best=True)   # the state is still the one that was probed
         clock.lap("probe")
 
         # 4. reward and update: one batch for all members, each learns from its own rows; then the ratings
@@ -79,86 +93,124 @@ def train(setup: Setup, state: State, run: RunDir, enough: Enough = None) -> Non
         update = rl.update(setup.base, setup.adapters, batch, adv, state.adam, cfg, ranks, desc)
         clock.lap("update")
         matches = rate_matches(pairs, proposed, step)
-
-        # the step's line of metrics.jsonl
-        valid = [p for p in proposed if p.task]
-        for p in valid:
-            state.archive.add(p.task, p.structure)
+        remember(state, proposed, cfg.n_heldout)
         state.totals["generated"] += int(batch.rollout.n_tokens.sum()) + probes.get("probe_tokens", 0)
         state.totals["trained"] += update["trained_tokens"]
-        row = dict(step=step, **measures(setup, state, proposed, batch, adv, update, matches), **probes)
-        if not state.heldout:                       # a base without held-out tasks: the run's first valid ones
-            state.heldout = [p.task for p in valid][:cfg.n_heldout]
-        clock.lap("record")
+        measured = measure.measures(setup, state, proposed, batch, adv, update)
+        clock.lap("measure")
 
         # 5. evolve: the weakest are replaced by children of the others
         births = evolve_population(setup, state, step)
         clock.lap("evolve")
 
-        # the end of the step
+        # the end of the step: its lines, and whether the run goes on
         ranks.check_equal(setup.adapters.parameters(), f"step {step}")
         state.step += 1
-        before = history[-1]["alarms"] if history else {}
+        born = [birth["child"] for birth in births]
+        row = dict(step=step, **measured, **probes, births=born, seconds=clock.seconds)
+        row["alarms"] = measure.alarms([*history, row])
+        sounding = history[-1]["alarms"] if history else {}
+        begun = {name: told for name, told in row["alarms"].items() if name not in sounding}
         history.append(row)
-        row |= dict(alarms=alarms(history), births=[birth["child"] for birth in births], seconds=clock.seconds)
         tasks = task_rows(proposed, step)
-        for name, rows in dict(metrics=[row], tasks=tasks, matches=matches, genealogy=births).items():
-            run.append(f"{name}.jsonl", rows)
-        begun = [name for name in row["alarms"] if name not in before]
+        run.log(metrics=[row], tasks=tasks, matches=matches, genealogy=births)
         if run.writes:
-            shown = sorted(tasks, key=lambda task: bool(task["reason"]))[:cfg.show]
-            notes = [f"alarm {name}: {row['alarms'][name]}" for name in begun]
-            print(line(row), *map(format_task, shown), *notes, sep="\n", flush=True)
-        ends = stopped or enough and enough(row) or set(begun) & set(cfg.halt_on)
-        ends = ranks.broadcast(lambda: bool(ends))
-        if ends or state.step % cfg.save_every == 0 or state.step == cfg.steps:
-            save(run, state, setup)
-        if ends:
+            measure.tell(row, tasks, cfg.show, begun)
+            if state.step == first + 3:
+                print(measure.ends_about(history[-3:], cfg.steps - state.step), flush=True)
+        is_enough = bool(enough and enough(row))
+        code, why = why_stop(stopped, begun, cfg.halt_on)
+        code, why, is_enough = ranks.broadcast(lambda: (code, why, is_enough))
+        if code or is_enough or state.step % cfg.save_every == 0 or state.step == cfg.steps:
+            ranks.broadcast(lambda: save(run, state, setup))        # nobody leaves before it is on the disk
+        if code:
+            raise Stopped(f"{why}: saved before step {state.step}; go on with --resume {run}", code)
+        if is_enough:
             return
 
 
+def why_stop(stopped: list[str], begun: dict[str, str], halt_on: tuple[str, ...]) -> tuple[int, str]:
+    """Returns the exit code with which a run is to end now, and why; 0 if it goes on."""
+    if stopped:
+        return INTERRUPTED, stopped[0]
+    for name, told in begun.items():
+        if name in halt_on:
+            return HALTED, f"halted by --halt-on ({name}: {told})"
+    return 0, ""
+
+
+def remember(state: State, proposed: list[ProposalRecord], n_heldout: int) -> None:
+    """Adds a step's valid tasks to the archive. A base without held-out tasks is probed on the first of
+    them."""
+    valid = [p for p in proposed if p.task]
+    for p in valid:
+        state.archive.add(p.task, p.structure)
+    if not state.heldout:
+        state.heldout = [p.task for p in valid[:n_heldout]]
+
+
 def rate_matches(pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord], step: int) -> list[dict]:
-    """Update both ratings of each match; lines of matches.jsonl with predicted and observed solve rate."""
+    """Updates both ratings of each match. Returns lines of matches.jsonl with predicted and observed solve
+    rate."""
     rows = []
     for teacher, student in pairs:
         tasks = [p for p in proposed if p.teacher is teacher]
-        verdicts = [verdict for p in tasks for verdict in p.attempts.get(student.name, [])]
+        verdicts = []
+        for p in tasks:
+            verdicts += p.attempts.get(student.name, [])
         solve_rate = selfplay.solve_rate(verdicts)
         if solve_rate is None and any(p.unjudged for p in tasks):
             continue                                # the sandbox failed: nobody has won
         expected = RATINGS.p_win(student.rating, teacher.rating)
         winner = evolve.winner_of(solve_rate, expected)
-        better, worse = (teacher, student) if winner == "teacher" else (student, teacher)
+        better, worse = student, teacher            # of a draw in this order, too
+        if winner == "teacher":
+            better, worse = teacher, student
         better.rating, worse.rating = RATINGS.rate(better.rating, worse.rating, draw=winner == "draw")
         teacher.matches += 1
         student.matches += 1
-        brier = None if solve_rate is None else (expected - solve_rate) ** 2
-        rows.append(dict(step=step, teacher=teacher.name, student=student.name, expected=expected, winner=winner,
-                         solve_rate=solve_rate, brier=brier, teacher_mu=teacher.rating.mu, student_mu=student.rating.mu))
+        rows.append(dict(
+            step=step,
+            teacher=teacher.name,
+            student=student.name,
+            expected=expected,
+            winner=winner,
+            solve_rate=solve_rate,
+            brier=None if solve_rate is None else (expected - solve_rate) ** 2,
+            teacher_mu=teacher.rating.mu,
+            student_mu=student.rating.mu))
     return rows
 
 
 def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
-    """Every --evolve-every steps, replace the weakest of each role by children, in LoRA weight space, with a new
-    optimiser and a rating from their parents. Returns lines of genealogy.jsonl."""
+    """Replaces the weakest of each role every --evolve-every steps by children, made in LoRA weight space,
+    with a new optimiser and a rating from their parents. Returns lines of genealogy.jsonl."""
     cfg, adapters, ranks = setup.cfg, setup.adapters, setup.ranks
     if cfg.single or (step + 1) % cfg.evolve_every:
         return []
     rows = []
     for number, role in enumerate(ROLES):
-        if role == "teacher" and (cfg.tasks or cfg.lr_teacher == 0 and cfg.lr > 0):
-            continue                                # teachers who write nothing, or are frozen
+        writes_nothing = bool(cfg.tasks)
+        # with --lr 0, too, evolution is all that changes anybody: then teachers take part
+        is_frozen = cfg.lr_teacher == 0 and cfg.lr > 0
+        if role == "teacher" and (writes_nothing or is_frozen):
+            continue
         key = (cfg.seed, step, selfplay.EVOLVE, number)
-        births = evolve.plan_births(members_of(state.members, role), lambda m: RATINGS.fitness(m.rating),
-                                    cfg.replace_frac, cfg.grace, step, cfg.evolve, selfplay.make_rng(*key))
+        births = evolve.plan_births(
+            members_of(state.members, role),
+            lambda m: RATINGS.fitness(m.rating),
+            cfg.replace_frac,
+            cfg.grace,
+            step,
+            cfg.evolve,
+            selfplay.make_rng(*key))
         for i, birth in enumerate(births):
+            slot = birth.victim.slot
             gen = torch.Generator().manual_seed(selfplay.make_rng(*key, i).getrandbits(60))
             # a GPU's linear algebra must not divide the processes: process 0 makes the child for all
             norm_ratio = ranks.broadcast(lambda: evolve.apply_operator(adapters, birth, gen))
-            if ranks.world > 1:
-                for factor in adapters.parameters():
-                    torch.distributed.broadcast(factor.data[birth.victim.slot], 0)
-            state.adam.reset(birth.victim.slot)
+            ranks.broadcast_tensors([factor.data[slot] for factor in adapters.parameters()])
+            state.adam.reset(slot)
             rating = child_rating(RATINGS, [parent.rating for parent in birth.parents])
             child = evolve.newborn(birth, rating, step, cfg.lr_mutate, selfplay.make_rng(*key, i, 1))
             state.members[state.members.index(birth.victim)] = child
@@ -168,43 +220,57 @@ def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
 
 # --- a whole run --------------------------------------------------------------------------------------------
 
-def main(cfg: Config, enough: Enough = None) -> RunDir:
-    """A whole run. enough(row) is called after every step with its line of metrics.jsonl; the run ends after the
-    step in which it returns something true, else after cfg.steps."""
-    ranks = Ranks.join(cfg.device)
-    run = RunDir(ranks.broadcast(lambda: str(choose_directory(cfg))), ranks.rank == 0)
-    steps = ranks.broadcast(run.steps)
-    cfg, base = prepare(cfg, ranks)
-    if not steps:
-        demand(not cfg.resume, f"--resume {cfg.resume}: no checkpoint there")
-        run.cut_logs(dict.fromkeys(("metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl"), 0))
-    else:
-        demand(cfg.resume, f"{run.path} holds an earlier run: --resume {run.path} goes on with it")
-        before, now = vars(config_of(run.config())), vars(cfg)
-        changed = [f"{spelled(n)} ({before[n]} -> {now[n]})" for n in now if n not in FREE and before[n] != now[n]]
-        demand(not changed, f"{run.path} was started with other flags: {', '.join(changed)}")
-    with open_sandbox(cfg.verifier, cfg.prompt_format) if ranks.rank == 0 else contextlib.nullcontext() as sandbox:
+def main(given: Config, enough: Enough = None) -> RunDir:
+    """Runs from step 0, or from the last checkpoint of --resume. enough(row) is called after every step, the
+    last one included, with its line of metrics.jsonl; the run ends after the step in which it returns
+    something true, else after --steps. What fails in one process raises UserError in all: none is left
+    waiting for another."""
+    ranks = Ranks.join(given.device)
+    cfg, base = ranks.together(lambda: prepare(given, ranks))
+    with ranks.together(lambda: sandbox_of(cfg.prompt_format, ranks)) as sandbox, stop_flag() as stopped:
+        run, steps = open_run(cfg, ranks)
         setup = populate(cfg, base, ranks, sandbox, run.writes and sys.stderr.isatty())
-        state = restore(run, setup, steps[-1]) if steps else init_state(setup)
+        state = ranks.together(lambda: restore(run, setup, steps[-1]) if steps else init_state(setup))
         if run.writes:
-            run.write_json("config.json", flags_of(cfg))
-            run.write_json("env.json", environment(ranks, sandbox))
-            print(f"{run.path}: {cfg.pop} members on {cfg.base}, steps {state.step} to {cfg.steps}, {ranks.world} "
-                  f"process(es) on {ranks.device}, sandbox: {sandbox.tier}\n{HEADER}", flush=True)
-        train(setup, state, run, enough)
-    if run.writes and run.rows("metrics.jsonl"):
-        best = f"\nthe best checkpoint is {run.path}/best ({run.best()})" if run.best() else ""
-        print(f"{summary(run.rows('metrics.jsonl'))}{best}\neverything lies in {run.path}")
+            begin(run, setup, state.step)
+            print(measure.HEADER, flush=True)
+        try:
+            train(setup, state, run, stopped, enough)
+        except torch.OutOfMemoryError:
+            raise UserError("out of memory: lower --rollout-batch if rows were being written, "
+                            "--tokens-per-microbatch if members were learning") from None
+    if run.writes and state.step:
+        print(measure.summary(run.rows("metrics.jsonl")))
+        best = run.best() or "unknown without a probe"
+        print(f"everything lies in {run.path}, its best checkpoint is {best}; python -m report {run} draws it")
+    ranks.leave()
     return run
 
 
-def entry() -> None:
-    """What the command line asks for; with --resume the run's own flags come first."""
-    given = parse_args(__doc__)
-    if "resume" in given:
-        kept = RunDir(given["resume"], writes=False).config()
-        given = {name: value for name, value in kept.items() if name not in ("name", "out", "resume")} | given
-    main(config_of(given))
+def sandbox_of(prompt_format: str, ranks: Ranks) -> contextlib.AbstractContextManager:
+    """Returns the verifier, in process 0 alone: its verdicts are told to the others."""
+    if ranks.rank > 0:
+        return contextlib.nullcontext()
+    return open_sandbox("auto", prompt_format)
+
+
+def entry() -> int:
+    """Does what the command line asks for, and returns the exit code. With --resume the run's own flags come
+    first."""
+    flags = parse_args(__doc__)
+    if "resume" in flags:
+        kept = RunDir(flags["resume"], writes=False).config()
+        for name in ("name", "out", "resume", "plan"):
+            del kept[name]
+        flags = kept | flags
+    cfg = config_of(flags)
+    if cfg.plan:
+        _, table, fits = plan(cfg, Ranks.join(cfg.device))
+        print(table)
+        return 0 if fits else 2
+    sys.stdout.reconfigure(errors="backslashreplace")       # no character of a model's text ends a run
+    main(cfg)
+    return 0
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ transformers reads config.json and knows what it leaves out. An architecture is 
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
@@ -18,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from common import UserError, demand, json_object, leave, parser_of
+from common import UserError, demand, json_object, leave, parser_of, readable
 from generate import Prompts, SamplingParams, generate
 from lora import TARGETS, Adapters, Factors, name_of
 from model import Base, Model, ModelConfig
@@ -53,17 +52,6 @@ PLAIN = dict(
     bias=("none",),
     qalora_group_size=(16,),                            # as PEFT writes it of its own accord
     megatron_core=("megatron.core",))
-
-
-@contextmanager
-def readable(otherwise: str, errors: type | tuple = Exception) -> Iterator[None]:
-    """Turns whatever a library raises while it reads a user's file into one UserError. Do not put our own
-    code inside: it would hide our bugs."""
-    try:
-        yield
-    except errors as error:
-        words = " ".join(str(error).split())
-        raise UserError(f"{otherwise} ({type(error).__name__}: {words:.300})") from None
 
 
 # --- where a base is ----------------------------------------------------------------------------------------
@@ -225,6 +213,17 @@ def is_chat_model(tokenizer: object, eos_ids: tuple[int, ...]) -> bool:
     return any(tokenizer.decode(token) in end for token in eos_ids)
 
 
+def load_tokenizer(path: Path) -> tuple[object, tuple[int, ...], str]:
+    """Returns a base's tokenizer, its end tokens and its prompt format."""
+    from transformers import PreTrainedTokenizerFast  # an architecture's own class may split text otherwise
+    with readable(f"{path} has no usable tokenizer.json: fetch it again"):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(path, tokenizer_file=str(path / "tokenizer.json"))
+    eos_ids = end_tokens(path, tokenizer)
+    style = "chat" if is_chat_model(tokenizer, eos_ids) else "base"
+    config = json_object((path / "config.json").read_bytes())
+    return tokenizer, eos_ids, config.get("prompt_format", style)       # the bundled base says its own
+
+
 def load_base(
     name: str,                                  # directory or hub id
     dtype: torch.dtype = torch.float32,
@@ -232,18 +231,12 @@ def load_base(
     int8: bool = False,
 ) -> Base:
     """Loads a base: model (see load_model), tokenizer, end tokens and prompt format."""
-    from transformers import PreTrainedTokenizerFast  # an architecture's own class may split text otherwise
     path = resolve(name)
     model = load_model(path, dtype, device, int8)
-    with readable(f"{path} has no usable tokenizer.json: fetch it again"):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(path, tokenizer_file=str(path / "tokenizer.json"))
+    tokenizer, eos_ids, style = load_tokenizer(path)
     last = max(tokenizer.get_vocab().values())
     demand(last < model.cfg.vocab_size, f"{path}: the tokenizer has a token {last} beyond the model's "
            f"{model.cfg.vocab_size}: take the tokenizer that the model was trained with")
-    eos_ids = end_tokens(path, tokenizer)
-    style = "chat" if is_chat_model(tokenizer, eos_ids) else "base"
-    config = json_object((path / "config.json").read_bytes())
-    style = config.get("prompt_format", style)          # the bundled base says its own
     return Base(model, tokenizer, eos_ids, style, path, graphs=model.embedding.is_cuda)
 
 
