@@ -507,8 +507,8 @@ def begin(run: RunDir, setup: Setup, step: int) -> None:
     cfg, ranks = setup.cfg, setup.ranks
     run.write_json("config.json", flags_of(cfg))
     run.write_json("env.json", environment(ranks, setup.sandbox))
-    print(f"{run.path}: {cfg.pop} members on {cfg.base}, steps {step} to {cfg.steps}, {ranks.world} process(es) "
-          f"on {ranks.device}, sandbox: {setup.sandbox.tier}")
+    print(f"{run.path}: {cfg.pop} members on {cfg.base}, steps {step} to {cfg.steps}, {ranks.world} "
+          f"process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")
 
 
 # --- tasks.jsonl --------------------------------------------------------------------------------------------

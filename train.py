@@ -242,7 +242,7 @@ def main(given: Config, enough: Enough = None) -> RunDir:
     if run.writes and state.step:
         print(measure.summary(run.rows("metrics.jsonl")))
         best = run.best() or "unknown without a probe"
-        print(f"everything lies in {run.path}, its best checkpoint is {best}; python -m report {run} draws it")
+        print(f"all of it is in {run.path}, its best checkpoint is {best}; python -m report {run} draws it")
     ranks.leave()
     return run
 
