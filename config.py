@@ -76,7 +76,6 @@ class Config:
     max_new_tokens: int = flag(None, "tokens of a proposal or an answer, at most", within=(1, MANY))
     # 4 reward and update
     teacher_reward: str = flag("difficulty", "of a valid proposal, by its solve rate", TEACHER_REWARDS)
-    invalid_penalty: float = flag(-1.0, "reward of an invalid proposal", within=(-100, 100))
     student_reward: str = flag("graded", "correct 1, wrong -0.5, malformed -1; or 1, 0, 0", STUDENT_REWARDS)
     algo: str = flag("reinforce++", "sets those of the next three flags that are not given", ALGORITHMS)
     baseline: str = flag(
@@ -172,7 +171,7 @@ SWITCHED_OFF = {
         ("lr_mutate", "evolve_every", "replace_frac", "grace")),
     "--tasks": (
         lambda cfg: cfg.tasks,
-        ("lr_teacher", "teacher_reward", "invalid_penalty", "n_few_shot", "dedupe")),
+        ("lr_teacher", "teacher_reward", "n_few_shot", "dedupe")),
 }
 
 

@@ -40,9 +40,15 @@ def probe_due(cfg: Config, step: int) -> bool:
     return cfg.probe_every > 0 and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
 
 
-def ask_greedily(s: Setup, slots: dict[str, int], tasks: list[Task], step: int) -> tuple[dict, int]:
-    """Lets each member (name -> slot) attempt each task once, greedily, in one batch. Returns by name a list
-    with an entry a task: 1 if it is right, 0 if not, None if the sandbox failed; and the number of tokens."""
+def ask_greedily(
+    s: Setup,
+    slots: dict[str, int],              # name -> slot
+    tasks: list[Task],
+    step: int,
+) -> tuple[dict[str, list], dict[str, list], int]:
+    """Lets each member attempt each task once, greedily, in one batch. Returns two lists by name with an entry a
+    task, and the number of tokens. The lists say whether an answer is right (1, 0; None if the sandbox failed)
+    and whether it shows reasoning."""
     # fresh members are the base, bit for bit: it alone is asked
     untrained = not any(B.any() for B in s.adapters.B.values())
     asked = [-1] if untrained else list(slots.values())
@@ -51,13 +57,18 @@ def ask_greedily(s: Setup, slots: dict[str, int], tasks: list[Task], step: int) 
         by_row += [slot] * len(tasks)
     done = attempt(s, tasks * len(asked), by_row, step, PROBE, 1, 0.0)
     right = list(map(solve_rate, done.verdicts))
-    correct = {}
+    reasons = []
+    for text in done.texts:
+        reasons.append(bool(reasoning(text, s.base.prompt_format)))
+    correct, thinks = {}, {}
     first = 0
     for name in slots:
-        correct[name] = right[first:first + len(tasks)]
+        own = slice(first, first + len(tasks))
+        correct[name] = right[own]
+        thinks[name] = reasons[own]
         if not untrained:
             first += len(tasks)
-    return correct, int(done.rollout.n_tokens.sum())
+    return correct, thinks, int(done.rollout.n_tokens.sum())
 
 
 def by_type(tasks: list[Task], columns: dict[str, list]) -> dict[str, dict[str, float | None]]:
@@ -81,16 +92,18 @@ def probe(s: Setup, state: State, proposed: list[ProposalRecord], step: int) -> 
             students[m.name] = m.slot
     row = dict(probe_tokens=0)
     if state.heldout:
-        correct, n_tokens = ask_greedily(s, students, state.heldout, step)
+        correct, _, n_tokens = ask_greedily(s, students, state.heldout, step)
         row["probe_tokens"] += n_tokens
         row["heldout_n"] = len(state.heldout)
         row["heldout_by_type"] = by_type(state.heldout, correct)
         row["heldout_greedy_base"] = mean(correct.pop(BASE))
         row["heldout_greedy"] = dict(zip(correct, map(mean, correct.values())))
     if state.unseen:
-        correct, n_tokens = ask_greedily(s, everybody, state.unseen, step)
+        correct, thinks, n_tokens = ask_greedily(s, everybody, state.unseen, step)
         row["probe_tokens"] += n_tokens
         row["unseen"] = by_type(state.unseen, correct)
+        row["unseen_think"] = by_type(state.unseen, thinks)
+        row["unseen_n"] = Counter(task.kind for task in state.unseen)
     valid = [p for p in proposed if p.task]
     if valid:
         tasks = [p.task for p in valid]
@@ -100,6 +113,7 @@ def probe(s: Setup, state: State, proposed: list[ProposalRecord], step: int) -> 
         for p, rate in zip(valid, rates):
             p.base_rate = rate
         row["base_solve"] = mean(rates)
+        row["student_solve"] = mean(p.solve_rate for p in valid)
     return row
 
 
@@ -142,6 +156,8 @@ def describe(proposed: list[ProposalRecord]) -> dict:
         teacher_reward=mean(rewards),
         solve_rate=mean(rates),
         solve_0=rates.count(0) / max(1, len(rates)),
+        solve_1=rates.count(1) / max(1, len(rates)),
+        duplicates=reasons["duplicate"] / max(1, len(proposed)),
         answers=n_answers,
         malformed=verdicts["malformed"] / max(1, n_answers),
         statements=mean(statements))

@@ -1,13 +1,14 @@
 """What teachers and students are paid.
 
 A teacher's reward is a function (outcome: Outcome) -> float; its entry in TEACHER_REWARDS makes it a value of
---teacher-reward. It is asked about valid proposals only: invalid ones cost --invalid-penalty.
+--teacher-reward. It is asked about valid proposals only: invalid ones are paid INVALID.
 
 The expectation of the default (1 - p, but 0 when nobody solved it) peaks at p* = 1 - n^(-1/(n-1)) for n
 attempts (0.26 at 8): n is a difficulty knob, keep it fixed across the arms of an ablation.
 """
 from dataclasses import dataclass, field
 
+INVALID = -1.0                          # reward of a proposal that is not valid (AZR, eq. 4)
 NOISE_MARGIN = 0.1                      # noise-proof: by how much the solve rate must beat guessing
 
 

@@ -24,7 +24,7 @@ from lora import Adapters
 from micro.programs import fresh_program
 from model import Base
 from ranks import Ranks
-from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
+from rewards import INVALID, STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from rl import Batch
 from sandbox.values import decode
 from tasks import FRESH, TASK_TYPES, given_task, verify_answers
@@ -453,14 +453,14 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
 
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
     """Fill in the rewards. A valid proposal is paid by its outcome; one that is not valid costs
-    cfg.invalid_penalty (AZR, eq. 4 and 6)."""
+    rewards.INVALID (AZR, eq. 4 and 6)."""
     tried = []
     for p in proposed:
         p.reward = 0.0
         if p.unjudged:
             continue                    # neither paid nor blamed
         if p.reason:
-            p.reward = s.cfg.invalid_penalty
+            p.reward = INVALID
         else:
             tried.append(p)
     pay = TEACHER_REWARDS[s.cfg.teacher_reward]
