@@ -75,9 +75,7 @@ class RunLog:
     def rows(self, name: str) -> list[dict]:
         """Returns the lines of a log, none if it is not there yet."""
         file = self.path / f"{name}.jsonl"
-        if not file.exists():
-            return []
-        return list(read_log(file))
+        return list(read_log(file)) if file.exists() else []
 
     def lives(self) -> dict[str, MemberLog]:
         """Returns the members by name, in the order of their appearance. The colour follows from the name.

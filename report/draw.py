@@ -132,7 +132,7 @@ def curve(line: Line, points: list[tuple], frame: Frame) -> str:
             lower.insert(0, (step, low))
         body += f'<path class="band" d="{frame.path(upper + lower)}Z"/>'
     body += f'<path class="stroke" d="{frame.path(points)}"/>'
-    if len(points) == 1 or len(points) <= 24 and "thin" not in line.style:
+    if len(points) <= 24 and "thin" not in line.style:
         for step, v in points:
             body += f'<circle cx="{frame.x(step):.1f}" cy="{frame.y(v):.1f}" r="2.2"/>'
     if line.born:

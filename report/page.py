@@ -11,7 +11,6 @@ from report import RunLog, get
 from report.draw import ABSENT, H, Line, Points, W, line_chart, short, text
 
 HERE = Path(__file__).parent
-MARKS = "Circle: born, cross: replaced. Shaded: 95% intervals. Dotted: the frozen base"
 APART = ("name", "out", "resume")   # flags that differ between any two runs
 # What readers call the types of tasks.
 KINDS = dict(
@@ -19,8 +18,7 @@ KINDS = dict(
     code_i="input tasks",
     code_f="functions to find",
     math="word problems",
-    logic="logic puzzles",
-    proof="proofs")
+    logic="logic puzzles")
 # Curves in which runs are compared, beside those of held-out tasks.
 SAME = {
     "Attempts that think": "think",
@@ -121,10 +119,7 @@ def both_roles(run: RunLog, key: str) -> list[Line]:
 
 def by_name(run: RunLog, key: str, *inner: str) -> list[Line]:
     """Returns a curve for each name that the run's lines have under `key`."""
-    named = []
-    for name in run.names(key):
-        named.append((name, run.points(key, name, *inner)))
-    return palette(named)
+    return palette([(name, run.points(key, name, *inner)) for name in run.names(key)])
 
 
 def family(run: RunLog) -> list[Line]:
@@ -201,8 +196,7 @@ def picture(run: RunLog) -> str:
         css=fill("chart.css"),
         width=2 * W + 20,
         height=(n + 1) // 2 * (H + 32) + 16,
-        body=body,
-        marks=MARKS)
+        body=body)
 
 
 def progress(run: RunLog) -> dict[str, list[Line]]:
@@ -301,9 +295,7 @@ def task(row: dict) -> str:
 def status(run: RunLog) -> str:
     """Returns who played, on what, how far the run got and what it cost."""
     config = run.config
-    players = f"{config['pop']} members"
-    if config["single"]:
-        players = "one adapter in both roles"
+    players = "one adapter in both roles" if config["single"] else f"{config['pop']} members"
     seconds = sum(sum(row["seconds"].values()) for row in run.metrics)
     return (f"{len(run.metrics)} of {config['steps']} steps of {players} on {config['base']}, seed "
             f"{config['seed']}; {seconds / 60:,.1f} minutes, {run.tokens:,} tokens generated.")
@@ -321,7 +313,12 @@ def compared(runs: list[RunLog]) -> str:
             if flag not in APART and value != runs[0].config.get(flag):
                 differing.append(f"{flag} {value}")
         told = ", ".join(differing)
-        rows.append([f"m{i % 8}", run.path, len(run.metrics), f"{run.tokens:,}", told])
+        rows.append([
+            f"m{i % 8}",
+            run.path,
+            len(run.metrics),
+            f"{run.tokens:,}",
+            told])
         for kind in run.names("unseen"):
             shared[f"Students on {called(kind)}, never trained on"] = kind
     drawn = {}
@@ -339,9 +336,7 @@ def page(runs: list[RunLog]) -> str:
     run = runs[0]
     kind = "".join(run.names("unseen")[-1:])
     settings = [["", *pair] for pair in (run.config | run.env).items()]
-    others = ""
-    if len(runs) > 1:
-        others = compared(runs)
+    others = compared(runs) if len(runs) > 1 else ""
     body = fill(
         "run.html",
         n_heldout=moved(run.mean("student", "heldout")),
@@ -350,7 +345,6 @@ def page(runs: list[RunLog]) -> str:
         n_think=moved(run.points("think")),
         n_base=moved(run.points("base_solve")),
         panels=cards(panels(run)),
-        marks=MARKS,
         compared=others,
         n_births=len(run.rows("genealogy")),
         n_members=len(run.members),
@@ -365,7 +359,7 @@ def page(runs: list[RunLog]) -> str:
 
 
 def probed(run: RunLog) -> Points:
-    """Returns the students' held-out accuracy at each probe of a run, by the percentage of tokens spent so far."""
+    """Returns the students' held-out accuracy at each probe of a run, over the percentage of its tokens."""
     spent = [0]                                     # before each step
     for row in run.metrics:
         spent.append(100 * row["tokens_generated"] / run.tokens)
@@ -377,8 +371,9 @@ def mean_of(curves: list[Points]) -> Points:
     return [tuple(map(fmean, zip(*probe))) for probe in zip(*curves)]
 
 
-def ablation(path: Path) -> str:
-    """Returns the page of what eval.ablate wrote: each arm's curve with a band over its seeds, and tables."""
+def arms_of(path: Path) -> list[Line]:
+    """Returns a curve for each arm of an ablation: the mean over its seeds, with a band from the lowest to the
+    highest. Of several runs with one seed the mean counts."""
     arms = {}                                       # arm -> seed -> curves of its runs
     for row in read_log(path / "results.jsonl"):
         curves = arms.setdefault(row["arm"], {}).setdefault(row["seed"], [])
@@ -387,17 +382,23 @@ def ablation(path: Path) -> str:
     for arm, seeds in arms.items():
         of_seed = [mean_of(curves) for curves in seeds.values()]
         line = bold(arm, mean_of(of_seed), f"m{len(lines) % 8}")
+        line.tip = f", {len(seeds)} seeds"
         for (percent, _), probe in zip(line.points, zip(*of_seed)):
             values = [p for _, p in probe]
             line.band.append((percent, min(values), max(values)))
         lines.append(line)
+    return lines
+
+
+def ablation(path: Path) -> str:
+    """Returns the page of what eval.ablate wrote: each arm's curve beside the first arm's, and its tables."""
+    lines = arms_of(path)
     drawn = {"All arms": lines}
     for line in lines[1:]:
-        drawn[line.name] = [lines[0], line]
+        drawn[line.name + line.tip] = [lines[0], line]
     tables = ""
     for file in sorted(path.glob("*.csv")):
         head, *rows = csv.reader(file.read_text(encoding="utf-8").splitlines())
-        cells = [["", *row] for row in rows]
-        tables += f"<h2>{text(file.name)}</h2>{table(head, cells)}"
-    body = fill("ablation.html", cards=cards(drawn, "% of the tokens that the run generated"), tables=tables)
-    return whole(path.resolve().name, "Arms that spent the same tokens.", f"{sum(map(len, arms.values()))} arms by seeds.", body)
+        tables += f"<h2>{text(file.name)}</h2>{table(head, [['', *row] for row in rows])}"
+    body = fill("ablation.html", cards=cards(drawn, "% of a run's tokens"), tables=tables)
+    return whole(path.resolve().name, "Arms that spent the same tokens", "", body)
