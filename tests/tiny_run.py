@@ -16,7 +16,7 @@ def play(**flags) -> Path:
     """A whole run in this process; its directory."""
     import config
     import train
-    return train.main(config.parse_args(None, words(**flags))).path
+    return train.main(config.config_of(config.parse_args(None, words(**flags)))).path
 
 
 def rows(path: Path, log: str = "metrics") -> list[dict]:
