@@ -22,13 +22,11 @@ from tasks.prompts import Prompt
 from tasks.rendering import render
 from weights import compare, load_base, load_model, load_peft, read_peft, save_peft
 
-ORIGINAL = "original_max_position_embeddings"
 SHAPES = {
     "qwen2, tied, seven heads a group": dict(hidden_size=112, num_attention_heads=14, rope_theta=1e6, tie_word_embeddings=True),
     "qwen2, window switched off": dict(use_sliding_window=False, sliding_window=4, max_window_layers=0),
     "qwen3": dict(kind="qwen3", head_dim=16, attention_bias=True),
     "llama, biases everywhere, rope llama3": dict(kind="llama", attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3),
-    "llama, the pretrained length at the top level": dict(kind="llama", rope_parameters=LLAMA3 | {ORIGINAL: 64}, **{ORIGINAL: 32}),
     "llama, rope linear": dict(kind="llama", head_dim=16, rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=1e4)),
     "mistral, no window": dict(kind="mistral", sliding_window=None, tie_word_embeddings=True),
     "mistral, a window": dict(kind="mistral", head_dim=16, sliding_window=100)}
@@ -85,6 +83,13 @@ def test_logits_and_greedy_tokens_equal_transformers(tmp_path, changes):
     assert len(weights.shards(tmp_path)) > 2 and off(logits(base.model), theirs(tmp_path)) < 1e-4
     difference, n_other = compare(base)
     assert difference < 1e-4 and n_other == 0 and not any(p.requires_grad for p in base.model.parameters())
+
+
+def test_a_pretrained_length_at_the_top_level_counts(tmp_path):
+    write_tiny(tmp_path, "llama", rope_parameters=LLAMA3)
+    before = theirs(tmp_path)
+    edit_json(tmp_path / "config.json", original_max_position_embeddings=100)
+    assert off(logits(load_model(tmp_path, torch.float32)), theirs(tmp_path)) < 1e-4 < 1e-2 < off(before, theirs(tmp_path))
 
 
 @pytest.mark.parametrize("edit, tied", [
