@@ -9,7 +9,7 @@ from lora import TARGETS
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES
-from tasks.prompts import FORMATS, template
+from tasks.prompts import FORMATS
 
 # Flags with several values, which the command line and config.json write with commas between them
 Names = tuple[str, ...]
@@ -68,6 +68,8 @@ class Config:
     proposals_per_prompt: int = flag(8, "proposals from one prompt (the baseline's group)", within=(1, MANY))
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)")
     tasks: str = flag("", "no teacher writes: tasks of a file (JSON lines), or micro: fresh random programs")
+    theory: str = flag("prop.mm", "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
+    admit_echo: bool = flag(False, "admit tasks that a copy of what their prompt shows solves")
     dedupe: str = flag(
         None, "what repeats the archive, so is refused (structural)", ("structural", "exact", "off"))
     # 3 solve
@@ -331,5 +333,4 @@ def check_together(cfg: Config) -> None:
     demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
            f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks, give at least 1")
     for kind in cfg.task_types:
-        for phase in ("propose", "solve"):
-            template(kind, cfg.prompt_format, phase)        # which raises UserError if there is none
+        TASK_TYPES[kind].ready(cfg)

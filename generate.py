@@ -151,8 +151,8 @@ def closing_table(tokenizer: object, tag: str, vocab_size: int, device: torch.de
     """Returns a table (len(tag) + 1, vocab_size) uint8 that finds `tag` in whatever tokens it is written.
 
     If a text ends in the first k characters of the tag, then with one token more it ends in the first
-    table[k, token] of them; k = len(tag) is never left. The tag is printable ASCII without spaces, because a
-    vocabulary writes nothing else as it is. Returns None without a tag.
+    table[k, token] of them; k = len(tag) is never left. The tag is printable ASCII and line
+    feeds, without spaces: what a vocabulary writes otherwise is not found. Returns None without a tag.
     """
     if not tag:
         return None
@@ -168,6 +168,7 @@ def closing_table(tokenizer: object, tag: str, vocab_size: int, device: torch.de
 
     table = torch.zeros(len(tag) + 1, vocab_size, dtype=torch.uint8)
     for text, token in tokenizer.get_vocab().items():
+        text = text.replace("Ċ", "\n").replace("<0x0A>", "\n")      # how vocabularies write a line feed
         takes_part = text in tag or tag[0] in text or tag[-1] in text
         if not takes_part or token >= vocab_size:           # of most tokens the column stays 0
             continue

@@ -160,7 +160,8 @@ def describe(proposed: list[ProposalRecord]) -> dict:
         duplicates=reasons["duplicate"] / max(1, len(proposed)),
         answers=n_answers,
         malformed=verdicts["malformed"] / max(1, n_answers),
-        statements=mean(statements))
+        statements=mean(statements),
+        complexity=mean_complexity(valid))
 
 
 def thinking(proposed: list[ProposalRecord], prompt_format: str) -> dict[str, list[bool]]:
@@ -210,6 +211,15 @@ def member_measures(s: Setup, state: State, proposed: list[ProposalRecord], batc
                 row["solve_rate"] = solve_rate(verdicts)
             table[m.name] = row
     return table
+
+
+def mean_complexity(valid: list[ProposalRecord]) -> dict[str, float]:
+    """Returns the means over the programs of valid tasks, by measure."""
+    values = {}
+    for p in valid:
+        for name, value in p.complexity.items():
+            values.setdefault(name, []).append(value)
+    return {name: mean(own) for name, own in values.items()}
 
 
 def measures(s: Setup, state: State, proposed: list[ProposalRecord], batch: Batch, adv: torch.Tensor,

@@ -42,9 +42,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
 # What the paper takes from elsewhere: kinds of tasks, a sandbox for programs, TrueSkill.
+from common import Refused
 from tasks import TASK_TYPES, read_tasks, verify_answers
-from tasks.base import Proposal, Reject, Task
-from tasks.prompts import Prompt
+from tasks.base import Proposal, Task
+from tasks.prompts import Answer, Prompt
 from tasks.programs import Limits
 from trueskill_lite import Rating, TrueSkill, child_rating
 from verifier import Sandbox, open_sandbox
@@ -181,18 +182,18 @@ def sample(model: PreTrainedModel, member: Member, prompts: list[Prompt], n: int
     return groups
 
 # ---- tasks: teachers propose them, the sandbox verifies, students solve --------------------------
-def task_of(proposal: Proposal | Reject, sandbox: Sandbox, seen: set[str]) -> Task | None:
-    """Returns the task in a proposal, or None. A task parses, runs, is deterministic, and is new:
-    `seen` holds the structure of every task so far. Without it teachers end up repeating one short
-    program that is hard."""
-    if isinstance(proposal, Reject) or DEDUCTION.check(proposal, LIMITS):
-        return None
-    key = DEDUCTION.key(proposal, "structural")     # of the program without names and constants
-    if key in seen:
-        return None
-    [result] = sandbox.run([DEDUCTION.job(proposal)])
-    task = DEDUCTION.accept(proposal, result, LIMITS, key)      # what it returned is the solution
-    if isinstance(task, Reject):
+def task_of(proposal: Proposal, sandbox: Sandbox, seen: set[str]) -> Task | None:
+    """Returns the task of a proposal, or None. A task runs, is deterministic, and is new: `seen` holds
+    the structure of every task so far. Without it teachers end up repeating one short program that
+    is hard."""
+    try:
+        DEDUCTION.check(proposal, LIMITS)
+        key = DEDUCTION.key(proposal, "structural")     # of the program without names and constants
+        if key in seen:
+            return None
+        [result] = sandbox.run([DEDUCTION.job(proposal)])
+        task = DEDUCTION.make(proposal, result, LIMITS, key)    # what it returned is the solution
+    except Refused:
         return None
     seen.add(key)
     return task
@@ -205,7 +206,10 @@ def propose(model: PreTrainedModel, sandbox: Sandbox, teacher: Member,
         prompts.append(DEDUCTION.propose(FORMAT, [], random, LIMITS))
     groups = sample(model, teacher, prompts, N_PROPOSALS)
     for row in flat(groups):
-        proposal = DEDUCTION.parse_proposal(row.text, FORMAT, [], LIMITS)
+        try:
+            proposal = DEDUCTION.read(Answer(row.text, FORMAT), [], LIMITS)
+        except Refused:                             # the text is no proposal
+            continue
         row.task = task_of(proposal, sandbox, seen)
     return groups
 

@@ -1,4 +1,4 @@
-"""What teachers and students are paid.
+"""Says what teachers and students are paid.
 
 A teacher's reward is a function (outcome: Outcome) -> float; its entry in TEACHER_REWARDS makes it a value of
 --teacher-reward. It is asked about valid proposals only: invalid ones are paid INVALID.
@@ -14,7 +14,7 @@ NOISE_MARGIN = 0.1                      # noise-proof: by how much the solve rat
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a valid proposal, all that a reward may look at. The archive is that before the step."""
+    """Holds what became of a valid proposal, all that a reward may look at. The archive is that before the step."""
     solve_rate: float                   # share of all attempts at it that the verifier called correct
     solve_rates: dict[str, float] = field(default_factory=dict)     # the same of each student, by name
     n_attempts: int = 1                 # of all students together
@@ -28,41 +28,44 @@ class Outcome:
     n_same_structure: int = 0
     unique_at_64: float = 0.0           # different structures among 64 of these, on average
     statements: int = 0                 # of the program
+    program: str = ""
+    inputs: tuple[str, ...] = ()        # of the task, as texts: "[1, 2], 3"
+    outputs: tuple[str, ...] = ()       # of each input, as Python's literal: "'abc'"
 
     @property
     def n_correct(self) -> int:
-        """Correct attempts."""
+        """Returns the number of correct attempts."""
         return round(self.solve_rate * self.n_attempts)
 
 
 def difficulty(outcome: Outcome) -> float:
-    """Default: harder is better, unsolvable is worth nothing (Absolute Zero, eq. 4)."""
+    """Returns 1 - p of solve rate p, but 0 for what nobody solved (Absolute Zero, eq. 4). The default."""
     return 1 - outcome.solve_rate if outcome.solve_rate > 0 else 0.0
 
 
 def learnability(outcome: Outcome) -> float:
-    """4 p (1 - p) of solve rate p: most where attempts disagree most."""
+    """Returns 4 p (1 - p) of solve rate p, which is most where attempts disagree most."""
     return 4 * outcome.solve_rate * (1 - outcome.solve_rate)
 
 
 def band(outcome: Outcome) -> float:
-    """1 - 2 |p - 1/2| of solve rate p."""
+    """Returns 1 - 2 |p - 1/2| of solve rate p."""
     return 1 - 2 * abs(outcome.solve_rate - 0.5)
 
 
 def nontrivial(outcome: Outcome) -> float:
-    """1 for anything that is neither always nor never solved."""
+    """Returns 1 for anything that is neither always nor never solved."""
     return float(0 < outcome.solve_rate < 1)
 
 
 def noise_proof(outcome: Outcome) -> float:
-    """Learnability, but only where the solve rate beats guessing the most frequent output by a margin."""
+    """Returns learnability, but 0 unless the solve rate beats guessing the most frequent output by a margin."""
     lucky = outcome.majority_baseline + NOISE_MARGIN
     return learnability(outcome) if outcome.solve_rate > lucky else 0.0
 
 
 def novelty(outcome: Outcome) -> float:
-    """0 for any valid new task, so that only others cost: the control that claims about difficulty need."""
+    """Returns 0 for any valid new task, so that only others cost. Claims about difficulty need this control."""
     return 0.0
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 import evolve
-from common import UserError, number_from
+from common import Refused, UserError, number_from
 from config import Config
 from evolve import ROLES, Member, members_of
 from generate import Prompts, Rollout, SamplingParams, generate
@@ -26,12 +26,11 @@ from model import Base
 from ranks import Ranks
 from rewards import INVALID, STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from rl import Batch
-from sandbox.values import decode
-from tasks import FRESH, TASK_TYPES, given_task, verify_answers
+from tasks import FRESH, TASK_TYPES, given_task, judge_answers, verify_answers
 from tasks.archive import Archive
-from tasks.base import UNJUDGED, Proposal, Reject, Task
+from tasks.base import UNJUDGED, Proposal, Task, shown_outputs
 from tasks.programs import Limits
-from tasks.prompts import Prompt, show
+from tasks.prompts import Answer, Prompt
 from tasks.rendering import decode_answers, render
 from trueskill_lite import TrueSkill
 from verifier import Job, Verdict, Verifier
@@ -46,7 +45,7 @@ RATINGS = TrueSkill()
 
 @dataclass(frozen=True)
 class Setup:
-    """What does not change during a run."""
+    """Holds what does not change during a run."""
     cfg: Config
     base: Base                      # frozen, with its tokenizer
     adapters: Adapters              # all members', stacked
@@ -60,7 +59,7 @@ class Setup:
 
 @dataclass
 class ProposalRecord:
-    """What becomes of one proposal in a step. Each phase fills in its fields."""
+    """Holds what becomes of one proposal in a step. Each phase fills in its fields."""
     teacher: Member
     kind: str                       # task type
     group: int                      # proposals sampled from one prompt share a number
@@ -78,35 +77,40 @@ class ProposalRecord:
 
     @functools.cached_property
     def statements(self) -> int:
-        """The number of statements in a valid task's program."""
+        """Returns the number of statements in a valid task's program."""
         return TASK_TYPES[self.kind].statements(self.task.program)
 
     @functools.cached_property
     def structure(self) -> str:
-        """A hash of a valid task's program that is the same whatever its names and constants are."""
+        """Returns a hash of a valid task's program that is the same whatever its names and constants are."""
         return TASK_TYPES[self.kind].structure(self.task.program)
 
     @functools.cached_property
     def output_size(self) -> tuple[int, int]:
-        """How many characters a valid task's output has as displayed, and how many digits its longest
+        """Returns how many characters a valid task's output has as displayed, and how many digits its longest
         number."""
-        text = show(decode(self.task.outputs[0]))
+        text = shown_outputs(self.task)[0]
         numbers = re.findall(r"\d+", text)
         return len(text), max(map(len, numbers), default=0)
 
+    @functools.cached_property
+    def complexity(self) -> dict[str, float]:
+        """Returns the measures of a valid task's program, by name."""
+        return TASK_TYPES[self.kind].complexity(self.task.program)
+
     @property
     def verdicts(self) -> list[str]:
-        """The verdicts of all attempts at the task, student by student."""
+        """Returns the verdicts of all attempts at the task, student by student."""
         return list(itertools.chain.from_iterable(self.attempts.values()))
 
     @property
     def solve_rate(self) -> float | None:
-        """The share of all attempts that are correct; None where no attempt was judged."""
+        """Returns the share of all attempts that are correct; None if no attempt was judged."""
         return solve_rate(self.verdicts)
 
     @property
     def unjudged(self) -> bool:
-        """Whether the sandbox failed on it, or on every attempt at it: nobody learns from its row."""
+        """Returns whether the sandbox failed on it, or on every attempt at it: nobody learns from its row."""
         if self.reason == "sandbox_failure":
             return True
         was_tried = len(self.verdicts) > 0
@@ -120,7 +124,7 @@ Solved = list[tuple[ProposalRecord, Member]]
 
 @dataclass
 class Attempts:
-    """n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
+    """Holds n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
     rollout: Rollout                # a row for each attempt
     texts: list[str]                # of each row, the prompt's opening included
     verdicts: list[list[str]]       # per task: of each attempt, as TaskType.judge says
@@ -128,7 +132,7 @@ class Attempts:
 
 @dataclass
 class RoleRows:
-    """What the members of a role wrote in a step, N rows, and what each row is paid."""
+    """Holds what the members of a role wrote in a step, N rows, and what each row is paid."""
     role: str
     rollout: Rollout                # N rows
     reward: list[float | None]      # None: the sandbox failed on it, the row is left out
@@ -137,12 +141,12 @@ class RoleRows:
 
 
 def make_rng(*key: int) -> random.Random:
-    """A generator that depends on (seed, step, phase, member, index) alone."""
+    """Returns a generator that depends on (seed, step, phase, member, index) alone."""
     return random.Random("/".join(map(str, key)))
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the values that are not None; None where there are none, since JSON has no nan."""
+    """Returns the mean of the values that are not None; None if there are none, since JSON has no nan."""
     known = [v for v in values if v is not None]
     if not known:
         return None
@@ -150,7 +154,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def solve_rate(verdicts: list[str]) -> float | None:
-    """The share of correct attempts among those that were judged; None where none was."""
+    """Returns the share of correct attempts among those that were judged; None if none was."""
     n_judged = len(verdicts) - verdicts.count(UNJUDGED)     # the sandbox failed on the others
     if not n_judged:
         return None
@@ -160,7 +164,7 @@ def solve_rate(verdicts: list[str]) -> float | None:
 # --- asking and judging -------------------------------------------------------------------------------------
 
 def fits(s: Setup, prompt: Prompt) -> bool:
-    """Whether a prompt and an answer of cfg.max_new_tokens tokens fit the base's context."""
+    """Returns whether a prompt and an answer of cfg.max_new_tokens tokens fit the base's context."""
     rendered = render(prompt, s.base.prompt_format, s.base.tokenizer)
     return len(rendered.ids) + s.cfg.max_new_tokens <= s.base.model.cfg.max_position_embeddings
 
@@ -209,21 +213,27 @@ def ask(
 
 
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
-    """The sandbox's verdict on each job. It runs in process 0 alone: else a job close to its time limit could
-    end in one way here and in another there, and the processes would go apart."""
-    def judge() -> list[tuple]:
-        verdicts = s.sandbox.run(jobs) if jobs else []
-        return list(map(dataclasses.astuple, verdicts))         # what JSON can carry
+    """Returns the sandbox's verdict on each job. It runs in process 0 alone: else a job close to its time limit
+    could end in one way here and in another there, and the processes would go apart."""
+    def run() -> list[tuple]:
+        return list(map(dataclasses.astuple, s.sandbox.run(jobs)))      # what JSON can carry
 
+    if not jobs:
+        return []
     verdicts = []
-    # without jobs, too: all processes take part in a broadcast
-    for end, outputs, errors, cpu_s in s.ranks.broadcast(judge):
+    for end, outputs, errors, cpu_s in s.ranks.broadcast(run):
         verdicts.append(Verdict(end, tuple(outputs), tuple(errors), cpu_s))
     return verdicts
 
 
+def judge(s: Setup, tasks: list[Task], texts: list[list[str]]) -> list[list[str]]:
+    """Returns the verdicts on the answers in each task's texts. Answers are data to the sandbox, and never run
+    outside of it. All are judged in one go, because the sandbox works on many at once."""
+    return verify_answers(tasks, texts, s.base.prompt_format, s.limits, functools.partial(run_jobs, s))
+
+
 def prompt_student(s: Setup, task: Task) -> Prompt:
-    """The prompt that asks a student to solve a task."""
+    """Returns the prompt that asks a student to solve a task."""
     return TASK_TYPES[task.kind].solve(s.base.prompt_format, task, s.limits)
 
 
@@ -236,40 +246,35 @@ def attempt(
     n: int,
     temperature: float | None = None,
 ) -> Attempts:
-    """n attempts at each task, judged. Answers are data to the sandbox, and never run outside of it."""
+    """Returns n attempts at each task, judged."""
     prompts = [prompt_student(s, task) for task in tasks]
     rollout, texts = ask(s, prompts, slots, step, phase, n, temperature)
-    # all attempts are judged in one go: the sandbox works on many at once
     by_task = [texts[i * n:(i + 1) * n] for i in range(len(tasks))]
-    run = functools.partial(run_jobs, s)
-    verdicts = verify_answers(tasks, by_task, s.base.prompt_format, s.limits, run)
-    return Attempts(rollout, texts, verdicts)
+    return Attempts(rollout, texts, judge(s, tasks, by_task))
 
 
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
-    """The tasks, with gold outputs, of proposals that a user gave. Raises UserError for the first one that is
-    not valid: its number, and `what` they are."""
+    """Runs the proposals that a user gave and returns them as tasks with their outputs. Raises UserError for the
+    first invalid one, with its number. `what` says where they came from."""
+    limits = s.limits.of_user()
     jobs = [TASK_TYPES[p.kind].job(p) for p in proposals]
     verdicts = run_jobs(s, jobs)        # of invalid ones, too: the first is found below, with its number
     tasks = []
     for number, (p, verdict) in enumerate(zip(proposals, verdicts), 1):
         task_type = TASK_TYPES[p.kind]
-        result = task_type.check(p, s.limits)
-        # a user may give a program that ignores its input; a teacher may not
-        if not result or result.reason == "ignores_input":
-            key = task_type.key(p, s.cfg.dedupe)
-            result = task_type.accept(p, verdict, s.limits, key)
-        if isinstance(result, Reject):
+        try:
+            task_type.check(p, limits)
+            tasks.append(task_type.make(p, verdict, limits, task_type.key(p, s.cfg.dedupe)))
+        except Refused as refused:
             what_it_is = f"{p.program[:80]!r} on {p.inputs[0][:40]!r}"
-            raise UserError(f"{what}: task {number} is not valid ({result.reason}): {what_it_is}")
-        tasks.append(result)
+            raise UserError(f"{what}: task {number} is not valid ({refused.reason}): {what_it_is}") from None
     return tasks
 
 
 # --- match --------------------------------------------------------------------------------------------------
 
 def match(s: Setup, members: list[Member], step: int) -> Pairs:
-    """The pairs of a step: every teacher draws a student by what the ratings predict of a match between them."""
+    """Returns the pairs of a step. Every teacher draws a student by what the ratings predict of their match."""
     return evolve.match(
         members_of(members, "teacher"),
         members_of(members, "student"),
@@ -287,19 +292,23 @@ def prompt_teacher(
     kind: str,
     rng: random.Random,
 ) -> tuple[Prompt, list[Task]]:
-    """A prompt for a teacher, and the references in it: as many of those drawn as fit the base's context."""
+    """Returns a prompt for a teacher, and the references in it. One that does not fit the base's context is
+    passed over."""
     few_shot = archive.references(kind, max(1, s.cfg.n_few_shot), rng)
-    fewest = 1 if kind == "code_f" else 0           # a teacher of code_f is given the program
     while True:
         prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
-        if len(few_shot) <= fewest or fits(s, prompt):
+        if not few_shot or fits(s, prompt):
             return prompt, few_shot
-        few_shot = few_shot[:-1]
+        if len(few_shot) == 1 and kind == "code_f":     # its teacher is given the program: another one
+            few_shot = archive.shorter(few_shot[0])
+            assert few_shot, "no program of the archive leaves room for an answer"
+        else:
+            few_shot = few_shot[:-1]
 
 
 def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
-    """What stands for the teachers' proposals with --tasks: as many tasks as they would write, from the file
-    or from fresh programs. A task's number says which it is: runs of one seed learn from the same tasks."""
+    """Returns what stands for the teachers' proposals with --tasks: as many tasks as they would write, from the
+    file or from fresh programs. A task's number says which it is: runs of one seed learn from the same tasks."""
     dealt = []
     n = s.cfg.n_prompts * s.cfg.proposals_per_prompt            # tasks of each teacher
     for row in range(n * len(teachers)):
@@ -319,8 +328,8 @@ def propose(
     pairs: Pairs,
     step: int,
 ) -> tuple[Rollout | None, list[ProposalRecord]]:
-    """Every teacher writes n_prompts x proposals_per_prompt proposals, the task types in turn. No rollout with
-    --tasks, where nobody writes."""
+    """Lets every teacher write n_prompts x proposals_per_prompt proposals, the task types in turn. Returns the rollout,
+    None with --tasks, where nobody writes, and the proposals."""
     teachers = sorted((teacher for teacher, _ in pairs), key=lambda teacher: teacher.slot)
     if s.cfg.tasks:
         return None, deal(s, teachers, step)
@@ -342,24 +351,25 @@ def propose(
     # A text that does not parse is a proposal, too: it is paid the penalty, and its teacher learns from it.
     for p, text in zip(proposed, texts, strict=True):
         p.text = text
-        parsed = TASK_TYPES[p.kind].parse_proposal(text, s.base.prompt_format, p.few_shot, s.limits)
-        if isinstance(parsed, Reject):
-            p.reason = parsed.reason
-        else:
-            p.proposal = parsed
+        try:
+            p.proposal = TASK_TYPES[p.kind].read(Answer(text, s.base.prompt_format), p.few_shot, s.limits)
+        except Refused as refused:
+            p.reason = refused.reason
     return rollout, proposed
 
 
 def verify_proposals(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int) -> None:
-    """Run what parses; fill in task or reason. Duplicates of archive or batch are invalid (cfg.dedupe)."""
+    """Runs what was read, and fills in task or reason. Duplicates of archive or batch are invalid (cfg.dedupe)."""
+    limits = s.limits.of_user() if s.cfg.tasks else s.limits
     # A look at the text refuses most of what is not valid, and costs less than a process.
     ready = []                          # what has to be run
     for p in proposed:
         if not p.proposal:
             continue
         task_type = TASK_TYPES[p.kind]
-        refused = task_type.check(p.proposal, s.limits)
-        if refused:
+        try:
+            task_type.check(p.proposal, limits)
+        except Refused as refused:
             p.reason = refused.reason
             continue
         p.key = task_type.key(p.proposal, s.cfg.dedupe)
@@ -367,30 +377,46 @@ def verify_proposals(s: Setup, archive: Archive, proposed: list[ProposalRecord],
             p.reason = "duplicate"
             continue
         ready.append(p)
-    jobs = [TASK_TYPES[p.kind].job(p.proposal) for p in ready]
-    verdicts = run_jobs(s, jobs)
+    verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p.proposal) for p in ready])
+
+    made = []
+    for p, verdict in zip(ready, verdicts, strict=True):
+        try:
+            made.append((p, TASK_TYPES[p.kind].make(p.proposal, verdict, limits, p.key)))
+        except Refused as refused:
+            p.reason = refused.reason
+    if "echo" in limits.dull:
+        refuse_echoes(s, made)
 
     # The order of the batch decides which of two equal proposals is the duplicate.
     taken = set()                       # keys of this step's valid tasks
     next_id = archive.n_added
-    for p, verdict in zip(ready, verdicts, strict=True):
-        result = TASK_TYPES[p.kind].accept(p.proposal, verdict, s.limits, p.key)
-        if isinstance(result, Reject):
-            p.reason = result.reason
-        elif s.cfg.dedupe != "off" and p.key in taken:
+    for p, task in made:
+        if p.reason:
+            continue
+        if s.cfg.dedupe != "off" and p.key in taken:
             p.reason = "duplicate"
-        elif not fits(s, prompt_student(s, result)):
+        elif not fits(s, prompt_student(s, task)):
             p.reason = "prompt_too_long"
         else:
             parents = tuple(task.id for task in references_shown(s, p))
-            p.task = dataclasses.replace(result, id=next_id, teacher=p.teacher.name, step=step,
-                                         parents=parents)
+            p.task = dataclasses.replace(task, id=next_id, teacher=p.teacher.name, step=step, parents=parents)
             taken.add(p.key)
             next_id += 1
 
 
+def refuse_echoes(s: Setup, made: list[tuple[ProposalRecord, Task]]) -> None:
+    """Gives the reason to each proposal whose task is solved by a copy of what its prompt shows."""
+    tasks = [task for _, task in made]
+    copies = [TASK_TYPES[task.kind].copies(task) for task in tasks]
+    verdicts = judge_answers(tasks, copies, s.limits, functools.partial(run_jobs, s))
+    for (p, _), own in zip(made, verdicts):
+        if "correct" in own:
+            p.reason = "echo"
+
+
 def references_shown(s: Setup, p: ProposalRecord) -> list[Task]:
-    """The references that the teacher could read in its prompt."""
+    """Returns the references that the teacher could read in its prompt."""
     if p.kind == "code_f":              # the first one is the program whose inputs it is to write
         return p.few_shot[:1]
     if s.base.prompt_format == "micro":                         # a format without references
@@ -406,7 +432,8 @@ def solve(
     proposed: list[ProposalRecord],
     step: int,
 ) -> tuple[Solved, Attempts | None]:
-    """Each student attempts its teachers' valid tasks: who attempted what; the attempts (None without)."""
+    """Lets each student attempt its teachers' valid tasks. Returns who attempted what, and the attempts (None if
+    there was no task)."""
     solved = []
     for teacher, student in pairs:
         for p in proposed:
@@ -428,7 +455,7 @@ def solve(
 # --- rewards ------------------------------------------------------------------------------------------------
 
 def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Outcome]:
-    """What a reward may look at, for each valid proposal; the archive is that before the step."""
+    """Returns what a reward may look at, for each valid proposal. The archive is that before the step."""
     majority = {kind: archive.majority_baseline(kind) for kind in s.cfg.task_types}
     structures = Counter(archive.recent)
     unique_at_64 = archive.unique_at_64()           # for all proposals the same: it is counted once
@@ -447,12 +474,15 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
             n_same_structure=structures[p.structure],
             unique_at_64=unique_at_64,
             statements=p.statements,
+            program=p.task.program,
+            inputs=p.task.inputs,
+            outputs=tuple(shown_outputs(p.task)),
         ))
     return found
 
 
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
-    """Fill in the rewards. A valid proposal is paid by its outcome; one that is not valid costs
+    """Fills in the rewards. A valid proposal is paid by its outcome; one that is not valid costs
     rewards.INVALID (AZR, eq. 4 and 6)."""
     tried = []
     for p in proposed:
@@ -469,7 +499,7 @@ def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> 
 
 
 def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> RoleRows | None:
-    """What teachers learn from: their proposals, once paid. None where they wrote none."""
+    """Returns what teachers learn from, their proposals, once paid. None if they wrote none."""
     if rollout is None:
         return None
     rows = RoleRows("teacher", rollout, [], [], [])
@@ -481,7 +511,7 @@ def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> Rol
 
 
 def student_rows(s: Setup, solved: Solved, attempts: Attempts | None) -> RoleRows | None:
-    """What students learn from: their attempts, each task a group. None where there were none."""
+    """Returns what students learn from, their attempts, each task a group. None if there were none."""
     if not attempts:
         return None
     pay = STUDENT_REWARDS[s.cfg.student_reward]
@@ -496,8 +526,8 @@ def student_rows(s: Setup, solved: Solved, attempts: Attempts | None) -> RoleRow
 
 
 def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
-    """The rows of all roles together; None = a role that wrote nothing. A row that the sandbox failed on is
-    left out: no gradient, no part in its group's baseline. Raises OSError if none is left."""
+    """Returns the rows of all roles together; None = a role that wrote nothing. A row that the sandbox failed on is
+    left out: it has no gradient and no part in its group's baseline. Raises OSError if none is left."""
     # reward, group, role and kind have a number for each row, rollouts a block of rows for each role
     rollouts, reward, group, role, kind = [], [], [], [], []
     for part in parts:

@@ -11,14 +11,15 @@ from itertools import count
 import selfplay
 from evolve import Member, members_of, plays
 from common import leave, parser_of
-from common import UserError
+from common import Refused, UserError
 from run import State, task_rows
 from run.startup import opened
 from run.terminal import block, format_task, print_safely
 from sample import records_of
 from selfplay import ProposalRecord, Setup
 from tasks import TASK_TYPES, verify_answers
-from tasks.base import Reject, Task
+from tasks.base import Task
+from tasks.prompts import Answer
 from trueskill_lite import RATINGS, Elo, TrueSkill
 
 N_ATTEMPTS = 4                      # of a student at a task
@@ -88,9 +89,10 @@ def write_one(s: Setup, you: Member) -> Round | None:
     given = input("its input, as between the brackets of a call: ")
     lines.append(f"f({given})")
     text = "\n".join(lines)
-    proposal = TASK_TYPES["code_o"].parse_proposal(text, "micro", [], s.limits)
-    if isinstance(proposal, Reject):
-        raise UserError(f"no task ({proposal.reason})")
+    try:
+        proposal = TASK_TYPES["code_o"].read(Answer(text, "micro"), [], s.limits)
+    except Refused as refused:
+        raise UserError(f"no task ({refused.reason})") from None
     [record] = records_of(s, [proposal], you, "yours")
     # You win against a student that fails more than half of its attempts.
     return Round(record, score=0.5)

@@ -1,29 +1,51 @@
-"""The task types: code_o deduction, code_i abduction, code_f induction; word problems; puzzles; theorems. To
-add one: a class (base.TaskType; math.py and logic.py are two examples), its template in prompts.TEMPLATES,
-and a place in TASK_TYPES."""
+"""Names the task types: code_o deduction, code_i abduction, code_f induction, word problems, puzzles, theorems.
+
+To add one: a class (base.TaskType; math.py and logic.py are two examples), its template in prompts.TEMPLATES,
+and a place in TASK_TYPES.
+"""
 import functools
+import importlib
 import itertools
 import random
 from pathlib import Path
 
-from common import Refused, UserError, demand
-from common import json_object
-from tasks.base import Proposal, RunJobs, Task, TaskType, text_of
+from common import Refused, UserError, demand, json_object
+from tasks.base import Claim, Proposal, RunJobs, Task, TaskType, text_of
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
 from tasks.math import Math
 from tasks.programs import Limits
+from tasks.prompts import Answer
+
+
+class Corner:
+    """Stands in TASK_TYPES for a type whose file is imported only when something is asked of the type."""
+
+    def __init__(self, file: str, name: str):
+        self.file, self.type_name = file, name
+
+    def __getattr__(self, asked: str) -> object:
+        return getattr(getattr(importlib.import_module(self.file), self.type_name), asked)
+
 
 TASK_TYPES: dict[str, TaskType] = {
-    kind.name: kind for kind in (Deduction(), Abduction(), Induction(), Math(), Logic())}
+    "code_o": Deduction(),
+    "code_i": Abduction(),
+    "code_f": Induction(),
+    "math": Math(),
+    "logic": Logic(),
+    "proof": Corner("tasks.proof", "PROOF"),
+}
 IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
 FRESH = "micro"                 # in place of a file: random programs (selfplay.deal)
 
 
+# --- tasks of files -----------------------------------------------------------------------------------------
+
 def read_tasks(path: str | Path) -> list[Proposal]:
-    """Proposals from JSON lines {"kind", "program", "input" or "inputs", "message"}, for math {"kind",
-    "question", "program"}, for logic {"kind",
-    "constraints"}; or a run's tasks.jsonl. Raises UserError naming file or line and what is wrong with it."""
+    """Returns the proposals in a file of JSON lines {"kind", "program", "input" or "inputs", "message"}, for math
+    {"kind", "question", "program"}, for logic {"kind", "constraints"}; or in a run's tasks.jsonl. Raises
+    UserError naming file or line and what is wrong with it."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -42,7 +64,7 @@ def read_tasks(path: str | Path) -> list[Proposal]:
 
 
 def row_of(line: str) -> dict:
-    """A line of a file of tasks, its kind filled in. Raises UserError for what is none."""
+    """Returns a line of a file of tasks, its kind filled in. Raises UserError if it is none."""
     row = json_object(line)
     kind = text_of(row, "kind", "code_o")
     demand(kind in TASK_TYPES, f"kind {kind!r} is none of {', '.join(TASK_TYPES)}")
@@ -51,10 +73,11 @@ def row_of(line: str) -> dict:
 
 @functools.lru_cache(maxsize=1)
 def read_given(path: str, played: tuple[str, ...]) -> list[Proposal]:
-    """The tasks of a file. Raises UserError where their types are not those that the run plays."""
+    """Returns the tasks of a file. Raises UserError if their types are not those that the run plays."""
     if path == FRESH:
         return []
     given = read_tasks(path)
+    demand(given, f"--tasks {path} holds no task")
     odd = sorted({p.kind for p in given} ^ set(played))
     demand(not odd, f"--tasks {path} and --task-types {','.join(played)} differ in "
            f"{', '.join(odd)}: give the types of the file's tasks")
@@ -63,30 +86,64 @@ def read_given(path: str, played: tuple[str, ...]) -> list[Proposal]:
 
 @functools.lru_cache(maxsize=8)
 def order(n: int, seed: int, lap: int) -> list[int]:
-    """n places in the order of a lap."""
+    """Returns n places in the order of a lap."""
     return random.Random(f"{seed}/lap/{lap}").sample(range(n), n)
 
 
 def given_task(path: str, played: tuple[str, ...], seed: int, number: int) -> Proposal:
-    """A proposal: the task of this number in a run; drawn by the arguments alone."""
+    """Returns the task of this number in a run. The arguments alone decide which one it is."""
     pool = read_given(path, played)
     lap, place = divmod(number, len(pool))
     return pool[order(len(pool), seed, lap)[place]]
 
 
-def verify_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str, limits: Limits,
-                   run: RunJobs) -> list[list[str]]:
-    """What TaskType.judge says of the answers in each task's texts, which include the prefix. `run` gets all
-    jobs in one list: the sandbox has enough to do."""
-    answers, jobs = [], []                      # of each task
-    for task, written in zip(tasks, texts, strict=True):
-        task_type = TASK_TYPES[task.kind]
-        read = [task_type.parse_answer(text, prompt_format, task, limits) for text in written]
-        answers.append(read)
-        jobs.append(task_type.answer_jobs(task, read, limits))
+# --- answers ------------------------------------------------------------------------------------------------
+
+def answer_in(task: Task, text: str, prompt_format: str, limits: Limits) -> str | None:
+    """Returns the answer in a student's text, the prompt's opening included; None = malformed.
+
+    It is the last block under the name that was asked for which is an answer of the type. If none is, it is the
+    last such block that is not named for another part of a task. So whatever else a student shows, such as a
+    call of its function or what that prints, is passed over.
+    """
+    task_type = TASK_TYPES[task.kind]
+    for block in reversed(Answer(text, prompt_format).candidates(task_type.tags)):
+        try:
+            return task_type.read_answer(block, task, limits)
+        except Refused:
+            continue
+    return None
+
+
+def judge_answers(tasks: list[Task], answers: list[list[str | None]], limits: Limits,
+                  run: RunJobs) -> list[list[str]]:
+    """Returns the verdict on each answer to each task: "correct", "wrong", "malformed" (of None), UNJUDGED or
+    VIOLATION. `run` gets all jobs in one list, so the sandbox has enough to do. Equal answers run once."""
+    different, jobs = [], []                    # of each task
+    for task, own in zip(tasks, answers, strict=True):
+        texts = [answer for answer in dict.fromkeys(own) if answer is not None]
+        different.append(texts)
+        jobs.append(TASK_TYPES[task.kind].answer_jobs(task, texts, limits))
     results = iter(run(sum(jobs, [])))          # in the order of the jobs
     verdicts = []
-    for task, read, own_jobs in zip(tasks, answers, jobs):
-        own = list(itertools.islice(results, len(own_jobs)))
-        verdicts.append(TASK_TYPES[task.kind].judge(task, read, own, limits))
+    for task, own, texts, own_jobs in zip(tasks, answers, different, jobs):
+        claims = []
+        for result in itertools.islice(results, len(own_jobs)):
+            claims += map(Claim, result.outputs, result.errors)
+        # However the type has dealt its answers out to jobs, each has as many executions as any other.
+        n = len(claims) // max(1, len(texts))
+        graded = {None: "malformed"}
+        for i, text in enumerate(texts):
+            own_claims = claims[i * n:(i + 1) * n]
+            graded[text] = TASK_TYPES[task.kind].grade(task, text, own_claims, limits)
+        verdicts.append([graded[answer] for answer in own])
     return verdicts
+
+
+def verify_answers(tasks: list[Task], texts: list[list[str]], prompt_format: str, limits: Limits,
+                   run: RunJobs) -> list[list[str]]:
+    """Returns what `judge_answers` says of the answers in each task's texts."""
+    answers = []
+    for task, written in zip(tasks, texts, strict=True):
+        answers.append([answer_in(task, text, prompt_format, limits) for text in written])
+    return judge_answers(tasks, answers, limits, run)

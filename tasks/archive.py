@@ -45,6 +45,12 @@ class Archive:
             return rng.sample(pool, min(k, len(pool)))
         return [rng.choice(programs or pool), *rng.sample(pool, min(max(0, k - 1), len(pool)))]
 
+    def shorter(self, task: Task) -> list[Task]:
+        """Returns the longest program of the archive that is shorter than a task's, as a list; [] if none is."""
+        programs = [*self.tasks["code_o"], *self.tasks["code_i"], *self.seeds]
+        found = [other for other in programs if len(other.program) < len(task.program)]
+        return sorted(found, key=lambda other: len(other.program))[-1:]
+
     def sample(self, kinds: Iterable[str], n: int, rng: Random) -> list[Task]:
         """Up to n different ones of the latest tasks of these types."""
         latest = [task for kind in kinds for task in self.tasks[kind][-WINDOW:]]

@@ -1,88 +1,95 @@
 """Tasks of code: code_o deduction, code_i abduction, code_f induction (Absolute Zero, 2505.03335)."""
+import cmath
+from collections.abc import Collection
 from dataclasses import replace
 
 from common import refuse_unless
 from sandbox.values import decode, same
-from tasks.base import FAILED, UNJUDGED, VIOLATION, Answers, Claim, Proposal, Task, TaskType, distinct
+from tasks.base import FAILED, UNJUDGED, VIOLATION, Claim, Proposal, Task, TaskType, shown_outputs
 from tasks.literals import canonical_arguments, stated_inputs, value_text
+from tasks.programs import Limits, binds_f
 from tasks.prompts import Answer
-from tasks.programs import Limits, check_program, entry, tree_of
 from verifier import Job, Verdict
 
-
-def grade(gold: str, claim: Claim) -> str:
-    """What the outcome of an execution is worth where the canonical text `gold` is due."""
-    if claim.error == FAILED:
-        return UNJUDGED
-    if claim.output is not None and same(decode(claim.output), decode(gold)):
-        return "correct"
-    return "wrong"
+FLOAT_TOLERANCE = 1e-6          # relative, as in HumanEval+; about zero it is the next one
+ABOUT_ZERO = 1e-12
 
 
 class ValueTask(TaskType):
-    """code_o and code_i: the answer is data that a program is run on, and the gold is outputs[0]."""
-    # A program of ours, which reads all answers in one run; "" stands for the task's own, which has a run for
-    # each answer: its calls could count each other.
-    program = ""
+    """Holds what code_o and code_i share: the answer is data that a program is run on, the gold is outputs[0]."""
 
-    def literal(self, text: str, task: Task) -> str:
-        """The value or the arguments that a text states, as Python prints them. Where it states none, this
-        is "", or raises Refused."""
-        raise NotImplementedError
-
-    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
-        """The literal that a block is."""
-        # Twice the limit: the gold is measured as it is displayed, and an answer may hold more spaces.
-        longest = 2 * max(limits.input_chars, limits.output_chars)
-        if len(block.strip()) > longest:
-            return ""
-        return self.literal(block, task)
-
-    def answer_jobs(self, task: Task, answers: Answers, limits: Limits) -> list[Job]:
-        """One job for all answers where the program is ours, else one for each distinct answer."""
-        # Equal answers get equal verdicts, so that each text runs once.
-        texts = distinct(answers)
-        if self.program and texts:
-            return [Job(self.program, texts)]
-        return [Job(task.program, (text,)) for text in texts]
+    def answer_jobs(self, task: Task, answers: list[str], limits: Limits) -> list[Job]:
+        """Returns one job for each answer: in one, the calls of the task's program could count each other."""
+        return [Job(task.program, (answer,)) for answer in answers]
 
     def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
-        """An answer that is no literal is malformed; one that the program cannot digest is merely wrong."""
+        """Returns "malformed" for an answer that is no literal. One that the program cannot digest is wrong."""
         claim, = claims
-        raised = claim.error not in (None, FAILED)
-        # Our own program returns whatever it is given: where it raises, the answer was no value.
-        if raised and (self.program or claim.error.startswith("not a literal")):
+        if claim.error == FAILED:
+            return UNJUDGED
+        if claim.error and claim.error.startswith("not a literal"):
             return "malformed"
-        return grade(task.outputs[0], claim)
+        if claim.output is not None and same(decode(claim.output), decode(task.outputs[0])):
+            return "correct"
+        return "wrong"
+
+
+def check_length(block: str, limits: Limits) -> None:
+    """Raises Refused if an answer is longer than a gold value can be."""
+    # Twice the limit: the gold is measured as it is displayed, and an answer may hold more spaces.
+    longest = 2 * max(limits.input_chars, limits.output_chars)
+    refuse_unless(len(block.strip()) <= longest, "too_long")
 
 
 class Deduction(ValueTask):
-    """Program and input are given; the answer is the output, read by a program that returns its argument."""
+    """Program and input are given; the answer is the output, one literal."""
     name = "code_o"
-    tags = ("output", "answer")
+    tags = ("output",)
+    # A program of ours, which reads all answers in one run. If it raises, the answer was no value.
     program = "def f(value):\n    return value"
 
-    def literal(self, text: str, task: Task) -> str:
-        return value_text(text)
+    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
+        """Returns the literal that a block is."""
+        check_length(block, limits)
+        return value_text(block)
+
+    def answer_jobs(self, task: Task, answers: list[str], limits: Limits) -> list[Job]:
+        """Returns one job for all answers."""
+        return [Job(self.program, tuple(answers))] if answers else []
+
+    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
+        """As `ValueTask.grade`, but our own program returns whatever it is given."""
+        claim, = claims
+        if claim.error not in (None, FAILED):
+            return "malformed"
+        return super().grade(task, answer, claims, limits)
 
 
 class Abduction(ValueTask):
-    """Program and output are given; the answer is any input that gives this output."""
+    """Program and output are given; the answer is any input that gives this output, as literals."""
     name = "code_i"
-    tags = ("input", "answer")
+    tags = ("input",)
 
-    def literal(self, text: str, task: Task) -> str:
-        return canonical_arguments(text)
+    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
+        """Returns the arguments that a block is."""
+        check_length(block, limits)
+        answer = canonical_arguments(block)
+        refuse_unless(answer, "no_input")
+        return answer
+
+    def copies(self, task: Task) -> list[str]:
+        """Returns the shown output as an input."""
+        return shown_outputs(task)
 
 
 class Induction(TaskType):
     """Pairs and a hint are given; the answer is a program, graded on the hidden pairs alone."""
     name = "code_f"
-    tags = ("python", "answer")
+    tags = ("python",)
     by_input = True
 
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
-        """Inputs for the program of few_shot[0], the first n_inputs distinct ones, and a hint."""
+        """Returns inputs for the program of few_shot[0], the first n_inputs different ones, and a hint."""
         form = written.form
         # The compact protocol is inputs alone, at least one; its comments could state the answer.
         is_protocol = written.admits(*["input"] * max(1, len(written.blocks)))
@@ -104,10 +111,10 @@ class Induction(TaskType):
         hints = ["", *written.bodies("message")]
         return Proposal(self.name, program, tuple(kept)[:limits.n_inputs], hints[-1].strip())
 
-    def demands(self, proposal: Proposal, limits: Limits) -> None:
-        """As `TaskType.demands`, and enough inputs."""
+    def check(self, proposal: Proposal, limits: Limits) -> None:
+        """As `TaskType.check`, and there must be enough inputs."""
         refuse_unless(len(proposal.inputs) >= limits.min_inputs, "few_inputs")
-        super().demands(proposal, limits)
+        super().check(proposal, limits)
 
     def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
         """As `TaskType.make`; inputs on which it raises are left out while at least min_inputs remain."""
@@ -123,29 +130,58 @@ class Induction(TaskType):
         return super().make(proposal, verdict, limits, key)
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:
-        """The program as it stands, if it has a function to call and passes a proposal's static checks."""
-        refuse_unless(entry(tree_of(block)), "no_entry")
-        # A student may well answer with a constant: it is wrong, or the task is dull, but it is an answer.
-        check_program(block, replace(limits, reject_constant=False))
+        """Returns the program as it stands. All that it must do is to bind f; the sandbox has the walls."""
+        refuse_unless(binds_f(block), "no_entry")
         return block.strip("\n")
 
-    def answer_jobs(self, task: Task, answers: Answers, limits: Limits) -> list[Job]:
-        """One job for each distinct program, on the inputs that the student has not seen."""
+    def answer_jobs(self, task: Task, answers: list[str], limits: Limits) -> list[Job]:
+        """Returns one job for each program, on the inputs that the student has not seen."""
         # A program that has learned the shown pairs by heart gains nothing.
         hidden = task.inputs[self.n_shown(task, limits):]
-        return [Job(answer, hidden) for answer in distinct(answers)]
+        return [Job(answer, hidden) for answer in answers]
 
     def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
-        """Correct where every hidden output is reproduced."""
+        """Returns "correct" if every hidden output is reproduced, floats up to FLOAT_TOLERANCE."""
+        errors = [claim.error for claim in claims]
+        if VIOLATION in errors:
+            return VIOLATION
         hidden = task.outputs[self.n_shown(task, limits):]
-        grades = set()
         for gold, claim in zip(hidden, claims, strict=True):
-            if claim.error == VIOLATION:
-                return VIOLATION
-            grades.add(grade(gold, claim))
-        # One wrong output decides, whatever the sandbox failed to run beside it.
-        if "wrong" in grades:
-            return "wrong"
-        if UNJUDGED in grades:
+            # One wrong output decides, whatever the sandbox failed to run beside it.
+            is_right = claim.output is not None and close(decode(claim.output), decode(gold))
+            if not is_right and claim.error != FAILED:
+                return "wrong"
+        if FAILED in errors:
             return UNJUDGED
         return "correct"
+
+
+def close(value: object, gold: object) -> bool:
+    """Returns whether a value is the gold one, whose floats need not be met to the last bit, for another order of
+    adding changes it. In containers, too."""
+    if same(value, gold):
+        return True
+    match gold:
+        case float() | complex():
+            try:
+                return cmath.isclose(value, gold, rel_tol=FLOAT_TOLERANCE, abs_tol=ABOUT_ZERO)
+            except (TypeError, OverflowError):          # no number, or an integer beyond all floats
+                return False
+        case list() | tuple():
+            alike = type(value) is type(gold) and len(value) == len(gold)
+            return alike and all(map(close, value, gold))
+        case dict():
+            return isinstance(value, dict) and matched(value.items(), gold.items())
+        case set() | frozenset():
+            return isinstance(value, (set, frozenset)) and matched(value, gold)
+    return False
+
+
+def matched(values: Collection, golds: Collection) -> bool:
+    """Returns whether each of the gold values is met by one of as many values."""
+    if len(values) != len(golds):
+        return False
+    for gold in golds:
+        if not any(close(value, gold) for value in values):
+            return False
+    return True

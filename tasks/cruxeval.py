@@ -8,8 +8,7 @@ function without parameters: there is no answer that could be given.
 """
 from pathlib import Path
 
-from common import Refused, UserError
-from common import json_object
+from common import Refused, UserError, json_object
 from sandbox.parsing import arguments
 from sandbox.values import decode
 from tasks import TASK_TYPES

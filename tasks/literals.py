@@ -1,36 +1,62 @@
-"""How a model's text is read: blocks between fences, and literals, which are parsed and never evaluated.
+"""Reads a model's text: blocks between fences, and literals, which are parsed and never evaluated.
 
-A value is what Python reads: "1, 2" is a tuple. Arguments stand between the brackets of a call, "2, 3", perhaps with the
-call, "f(2, 3)". Everything else is Refused.
+A value is what Python reads, so "1, 2" is a tuple. Arguments stand between the brackets of a call, as "2, 3" or
+with the call, "f(2, 3)". Everything else is Refused.
 """
 import ast
 import re
 
-from common import Refused, refuse_unless
+from common import Refused
 from sandbox.parsing import literals, parse, unparse
 
-# three or more backticks or tildes at the beginning of a line, perhaps indented; a block may be cut off by the end
-FENCE = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w]*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\1|\Z)", re.M | re.S)
+# An opening fence: what stands before it (a quotation, a list), its run, its name. Words behind the name say nothing.
+OPENING = re.compile(r"([ \t>]*(?:[-*+][ \t]+)?)(`{3,}|~{3,})[ \t]*\{?\.?(\w*)[^`]*")
 ALIASES = {"py": "python", "python3": "python"}
-Blocks = list[tuple[str, str]]                   # (tag, body) of each, in order
+Blocks = list[tuple[str, str]]                   # (name, body) of each, in order
 
 
 def read_blocks(text: str) -> Blocks:
-    """Fenced blocks as (language or "", body), in order; without those that are empty."""
+    """Returns the fenced blocks of a text as (name or "", body), in order, without those that are empty.
+
+    A closing fence stands alone at the beginning of a line and is at least as long as the opening one. So a fence
+    in a docstring or behind a comment ends nothing. A block that nothing closes ends with the text.
+    """
     blocks = []
-    for _, language, body in FENCE.findall(text.replace("\r\n", "\n")):
+    fence = ""                                  # of the block that is open
+    for line in text.replace("\r\n", "\n").split("\n"):
+        if not fence:
+            opening = OPENING.fullmatch(line)
+            if opening:
+                margin, fence, name = opening.groups()
+                blocks.append((name.lower(), []))
+            continue
+        # In a quotation or in a list every line begins with what stands before the fence.
+        line = re.sub(f"^[ \\t>]{{0,{len(margin)}}}", "", line)
+        if is_fence(line, fence):
+            fence = ""
+        else:
+            blocks[-1][1].append(line)
+    found = []
+    for name, lines in blocks:
+        body = "\n".join(lines).rstrip("\n")
         if body.strip():
-            blocks.append((ALIASES.get(language.lower(), language.lower()), body.rstrip("\n")))
-    return blocks
+            found.append((ALIASES.get(name, name), body))
+    return found
+
+
+def is_fence(line: str, opening: str) -> bool:
+    """Returns whether a line is a closing fence of the block that `opening` has opened."""
+    line = line.rstrip()
+    return len(line) >= len(opening) and set(line) == {opening[0]}
 
 
 def bare(text: str) -> str:
-    """A text without white space and the marks of inline code around it."""
+    """Returns a text without the white space and the marks of inline code around it."""
     return text.strip().strip("`").strip()
 
 
 def value_text(text: str) -> str:
-    """The literal that a text is, as Python prints it. Raises Refused unless it is one."""
+    """Returns the literal that a text is, as Python prints it. Raises Refused unless it is one."""
     match parse(bare(text)).body:
         case [ast.Expr(value)]:
             literals([value])
@@ -39,7 +65,7 @@ def value_text(text: str) -> str:
 
 
 def canonical_arguments(text: str) -> str:
-    """The arguments that a text states, as Python prints them. Raises Refused where it states none."""
+    """Returns the arguments that a text states, as Python prints them. Raises Refused if it states none."""
     text = bare(text)
     call = text if re.match(r"f\s*\(", text) else f"f({text}\n)"        # the line feed ends a comment
     match parse(call).body:
@@ -50,21 +76,27 @@ def canonical_arguments(text: str) -> str:
 
 
 def arguments_text(text: str, tidy: bool) -> str:
-    """The arguments that a text states, tidied or as written; the text itself where it states none, for check_input
-    names what is wrong with it."""
+    """Returns the arguments that a text states, tidied or as written. A text that states none is returned as it
+    is: check_input names what is wrong with it."""
     try:
         canonical = canonical_arguments(text)
     except Refused:
         return text.strip()
-    return canonical if tidy or bare(text).startswith("f") else text.strip()
+    if tidy or bare(text).startswith("f"):
+        return canonical
+    return text.strip()
 
 
 def stated_inputs(body: str) -> dict[str, str]:
-    """The inputs that a block states, one in each line, else one in the block: as Python prints them -> as written."""
+    """Returns the inputs that a block states, one in each line, or one in the whole block. Maps an input as Python
+    prints it to the text as written."""
+    parts = body.split("\n")
+    if len(parts) > 1:
+        parts.append(body)
     stated = {}
-    for line in [*body.split("\n"), *([body] if "\n" in body else [])]:
+    for part in parts:
         try:
-            stated.setdefault(canonical_arguments(line), line.strip())
+            stated.setdefault(canonical_arguments(part), part.strip())
         except Refused:
             continue
     return stated or {body.strip(): body.strip()}

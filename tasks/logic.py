@@ -1,6 +1,6 @@
 """Puzzles of true and false: a teacher writes constraints that one assignment fulfils, a student answers it.
 
-The answer is truth values, so it is read here. Two puzzles of one structure are duplicates.
+The answer is truth values, so nothing of a student's has to run. Two puzzles of one structure are duplicates.
 """
 import ast
 import itertools
@@ -11,20 +11,18 @@ from dataclasses import replace
 from common import refuse_unless
 from sandbox.parsing import unparse
 from sandbox.values import decode, encode
-from tasks.base import Proposal, Task, TaskType, text_of, texts_of
-from tasks.programs import entry, names_in, tree_of
+from tasks.base import Claim, Proposal, Task, TaskType, text_of, texts_of
+from tasks.programs import Limits, entry, names_in, tree_of
 from tasks.prompts import LOGIC_TOPICS, Answer
-from tasks.programs import Limits
 from verifier import Verdict
 
-# How models write truth values, in small letters.
-TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
-# One variable's value, perhaps with its name and marks of code around it: "a = True", "True".
-STATEMENT = re.compile(r"(?:(\w+)[\"'`*]*\s*(?:==?|:|is)\s*[\"'`*]*)?(\w+)")
+# How an answer states truth values, and one variable's: "a = True", or without a name in the compact protocol.
+TRUTH = {"True": True, "1": True, "False": False, "0": False}
+STATEMENT = re.compile(r"(?:(\w+)\s*=\s*)?(True|False|1|0)")
 
 
 def clauses_of(program: str) -> list[str]:
-    """The constraints of a puzzle's program. Raises Refused where it is none."""
+    """Returns the constraints of a puzzle's program. Raises Refused if it is none."""
     function = entry(tree_of(program))
     refuse_unless(function and isinstance(function.body[0], ast.Return), "not_logic")
     formula = function.body[0].value
@@ -35,7 +33,7 @@ def clauses_of(program: str) -> list[str]:
 
 
 def assignment_text(values: Iterable[bool]) -> str:
-    """Truth values as they stand between the brackets of a call: "True, False"."""
+    """Returns truth values as they stand between the brackets of a call, "True, False"."""
     return ", ".join(map(str, values))
 
 
@@ -47,7 +45,7 @@ class Logic(TaskType):
     program's parameters, which is alphabetical.
     """
     name = "logic"
-    tags = ("answer", "output", "input")
+    tags = ("answer",)
     topics = LOGIC_TOPICS
     # Lines of expressions, and no constants: `a or True` would be no constraint.
     allowed = (
@@ -59,8 +57,7 @@ class Logic(TaskType):
     n_variables = range(2, 7)
 
     def puzzle(self, lines: list[str]) -> Proposal:
-        """The proposal of a list of constraints, of which repetitions are left out. Raises Refused with a
-        reason of validation.REASONS."""
+        """Returns the proposal of a list of constraints, without those that come again. Raises Refused."""
         tree = tree_of("\n".join(dict.fromkeys(lines)))
         for node in ast.walk(tree):
             refuse_unless(isinstance(node, self.allowed), "not_logic")
@@ -77,13 +74,13 @@ class Logic(TaskType):
         return Proposal(self.name, program, tuple(map(assignment_text, worlds)))
 
     def from_row(self, row: dict) -> Proposal:
-        """The puzzle in a line of a file: its constraints, or, in a run's tasks.jsonl, its program."""
+        """Returns the puzzle in a line of a file, by its constraints, or by its program in a run's tasks.jsonl."""
         if "constraints" in row:
             return self.puzzle(texts_of(row, "constraints"))
         return self.puzzle(clauses_of(text_of(row, "program")))
 
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
-        """The constraints, one a line, perhaps as a list."""
+        """Returns the puzzle of the constraints, one a line, perhaps as a list."""
         bodies = written.bodies_or_first("constraints")
         refuse_unless(bodies and written.admits("python"), "syntax")
         lines = []
@@ -94,7 +91,7 @@ class Logic(TaskType):
         return self.puzzle(lines)
 
     def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
-        """The task whose gold is the one assignment that fulfils all constraints."""
+        """Returns the task whose gold is the one assignment that fulfils all constraints."""
         task = super().make(proposal, verdict, limits, key)
         fulfilling = []
         for given, output in zip(task.inputs, task.outputs):
@@ -107,39 +104,37 @@ class Logic(TaskType):
         return replace(task, inputs=("",), outputs=(encode(gold),))
 
     def variables(self, task: Task) -> list[str]:
-        """Names of the puzzle's variables in alphabetical order."""
+        """Returns the names of the puzzle's variables in alphabetical order."""
         function = entry(tree_of(task.program))
         return [argument.arg for argument in function.args.args]
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
-        """The clauses, one a line."""
+        """As `TaskType.fields`, with the clauses, one a line."""
         lines = "\n".join(clauses_of(task.program))
         if limits.compact:
             lines = re.sub(" ([=!]=) ", r"\1", lines)
         return super().fields(prompt_format, task, limits) | {"constraints": lines}
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:
-        """Truth values by name ("a = True, b: f") or in order ("1,0") as "True, False"."""
+        """Returns the truth values that a block states, by name or in order, as "True, False"."""
         names = self.variables(task)
         # The bound on the length is one on the work: no assignment of six variables is longer.
-        text = block[:1000].strip(" \n{}[]()")
-        parts = [part for part in re.split(r"[,;\n]|\band\b", text) if part.strip()]
+        parts = re.split(r"[,\n]", block[:1000].strip())
+        refuse_unless(len(parts) == len(names), "syntax")
         values = {}
-        for i, part in enumerate(parts):
-            stated = STATEMENT.fullmatch(part.strip(" \t\"'`*-"))
-            refuse_unless(stated and stated[2].lower() in TRUTH, "syntax")
-            # A value without a name is that of the variable at its place, or of none.
-            name = stated[1] or "".join(names[i:i + 1])
-            refuse_unless(name not in values, "syntax")
-            values[name] = TRUTH[stated[2].lower()]
+        for name, part in zip(names, parts):
+            stated = STATEMENT.fullmatch(part.strip())
+            refuse_unless(stated, "syntax")
+            values[stated[1] or name] = TRUTH[stated[2]]
         # Every variable has to have a value, and nothing else may have one.
-        if sorted(values) != names:
-            return ""
+        refuse_unless(sorted(values) == names, "syntax")
         return assignment_text([values[name] for name in names])
 
-    def is_correct(self, task: Task, answer: str) -> bool:
-        """Whether an answer is the gold assignment."""
-        return answer == assignment_text(decode(task.outputs[0]))
+    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
+        """Returns "correct" if an answer is the gold assignment."""
+        if answer == assignment_text(decode(task.outputs[0])):
+            return "correct"
+        return "wrong"
 
 
 Logic.seed = Logic().puzzle(["a or b", "not a or c", "a != b", "not c"])

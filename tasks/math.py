@@ -1,49 +1,107 @@
 """Word problems: a teacher writes a question and a program that computes the answer, a student a number.
 
-The answer is a plain number, so it is read here and nothing of a student's has to run. Two tasks whose programs have one
-structure are duplicates, whatever their constants.
+The answer is a plain number, so nothing of a student's has to run. Two tasks whose programs have one structure
+are duplicates, whatever their constants. A question has to say something: every number of the program stands in
+it, and the gold does not (echo).
 """
+import ast
 import re
 from dataclasses import replace
 from fractions import Fraction
 
-from common import refuse_unless
+from common import Refused, refuse_unless
 from sandbox.values import decode
-from tasks.base import Proposal, Task, TaskType, first_program, text_of
-from tasks.programs import Limits, normalise
+from tasks.base import Claim, Proposal, Task, TaskType, first_program, text_of
+from tasks.programs import Limits, normalise, tree_of
 from tasks.prompts import MATH_TOPICS, Answer
 from verifier import Verdict
 
 MAX_CHARS = 400             # of an answer
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
-# 42, -3.5, $1,250.00, 3/4, 20%, 27 figs; what leads to it ("x = ", "Total:") is cut off before
-ANSWER = re.compile(rf"(-?)\s*[$€£]?\s*({NUMBER})(?:\s*/\s*({NUMBER}))?\s*(%?)\s*[A-Za-z ]*\.?")
+ANSWER = re.compile(rf"([-+]?)\s*[$€£]?\s*({NUMBER})(?:\s*/\s*({NUMBER}))?")
+# What words say; a program may use a number that stands in no question up to two, because a half, a double, a
+# mean and a counter need no word.
+FREE = {Fraction(0), Fraction(1), Fraction(2)}
+SMALL = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+         "seventeen eighteen nineteen twenty").split()
+WORDS = {word: [n] for n, word in enumerate(SMALL)}
+WORDS |= dict(thirty=[30], forty=[40], fifty=[50], sixty=[60], seventy=[70], eighty=[80], ninety=[90],
+              hundred=[100], thousand=[1000], million=[10**6], dozen=[12], half=[2], third=[3], triple=[3],
+              thrice=[3], quarter=[4], fifth=[5], percent=[100], cent=[100], century=[100], decade=[10],
+              minute=[60], hour=[60, 3600], day=[24], week=[7], fortnight=[14], month=[12, 30],
+              year=[12, 52, 365], kilogram=[1000], kilometer=[1000], litre=[1000], liter=[1000],
+              meter=[100, 1000], centimeter=[10, 100])
+ALIASES = {"%": "percent", "kg": "kilogram", "km": "kilometer", "m": "meter", "metre": "meter", "cm": "centimeter",
+           "kilometre": "kilometer", "centimetre": "centimeter"}
 
 
-def rational(text: str) -> set[Fraction]:
-    """The one number that an answer states in its last line, exactly: {x}; for a percentage {x, x/100}; else the empty
-    set. An expression, a choice, a bound and a number in words are malformed."""
-    lines = text[:MAX_CHARS].strip().splitlines() or [""]
-    stated = re.split(r"[=:]", lines[-1])[-1].strip(" \t*`'\"$")
-    m = ANSWER.fullmatch(stated)
-    if not m or m[3] and not float(m[3].replace(",", "")):
-        return set()
-    value = Fraction(m[2].replace(",", "")) / Fraction((m[3] or "1").replace(",", ""))
-    value = -value if m[1] else value
-    return {value, value / 100} if m[4] else {value}
+def rational(text: str) -> Fraction:
+    """Returns the number that an answer is, exactly: digits, perhaps with a sign, a currency before it, commas
+    between thousands, decimals or a denominator (-3.5, $1,250, 3/4). Raises Refused for anything else."""
+    stated = ANSWER.fullmatch(text.strip().strip("*`$")) if len(text) <= MAX_CHARS else None
+    refuse_unless(stated, "not_a_number")
+    sign, above, below = stated.groups()
+    denominator = fraction(below or "1")
+    refuse_unless(denominator, "not_a_number")
+    value = fraction(above) / denominator
+    if sign == "-":
+        return -value
+    return value
+
+
+def fraction(number: str) -> Fraction:
+    """Returns the value of a NUMBER."""
+    return Fraction(number.replace(",", ""))
 
 
 def exact(value: object) -> Fraction | None:
-    """The rational of an int or of a float that is a short decimal; else None."""
+    """Returns the rational of an int or of a float that is a short decimal; else None."""
     if type(value) is int or type(value) is float and len(repr(value)) <= 13 and "e" not in repr(value):
         return Fraction(repr(value))
     return None
 
 
+def told(question: str) -> set[Fraction]:
+    """Returns the numbers that a question states, in digits or in words (a dozen, twenty-five, an hour)."""
+    numbers = set()
+    before = []                 # what the word before says
+    for word in re.findall(rf"{NUMBER}|[a-z]+|%", question.lower()):
+        if word[-1].isdigit():
+            said = [fraction(word)]
+        else:
+            word = ALIASES.get(word, word)
+            said = WORDS.get(word) or WORDS.get(word.removesuffix("s"), [])
+        for one in said:
+            numbers.add(Fraction(one))
+            for other in before:        # twenty-five, three hundred, 20%
+                numbers |= {Fraction(other + one), Fraction(other * one), Fraction(other) / max(1, one)}
+        before = said
+    return numbers
+
+
+def used(program: str) -> set[Fraction]:
+    """Returns the numbers that stand in a program."""
+    numbers = set()
+    for node in ast.walk(tree_of(program)):
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            try:
+                numbers.add(Fraction(str(node.value)))
+            except ValueError:          # infinite, or of more digits than Python prints
+                raise Refused("not_told") from None
+    return numbers
+
+
+def is_told(number: Fraction, stated: set[Fraction]) -> bool:
+    """Returns whether a program may use a number where a question states these."""
+    if number in FREE or number in stated or 1 / number in stated:
+        return True
+    return number.denominator > 1 and abs(1 - number) in stated         # 20% off is .8
+
+
 class Math(TaskType):
     """A question in words and a program that computes the answer; the student sees the question alone."""
     name = "math"
-    tags = ("answer", "output", "boxed")
+    tags = ("answer", "boxed")
     topics = MATH_TOPICS
     seed = Proposal("math", "def f():\n    apples = 3\n    apples = apples + 4\n    return apples", ("",),
                     "Tom has 3 apples and gets 4 more. How many apples does he have now?")
@@ -51,31 +109,51 @@ class Math(TaskType):
     def from_row(self, row: dict) -> Proposal:
         """As `TaskType.from_row`; the question may stand under its name in a run's tasks.jsonl, message."""
         program = super().from_row(row | {"input": ""}).program
-        return Proposal(self.name, program, ("",), text_of(row, "question" if "question" in row else "message"))
+        name = "question" if "question" in row else "message"
+        return Proposal(self.name, program, ("",), text_of(row, name))
 
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
-        """The question and the program."""
+        """Returns the question and the program."""
         refuse_unless(written.admits("question", "python"), "syntax")
         _, body = written.blocks[first_program(written.blocks)]
         questions = [*written.bodies("question"), ""]
         program = normalise(body, limits.source_chars, written.form.tidy)
         return Proposal(self.name, program, ("",), questions[0].strip())
 
-    def demands(self, proposal: Proposal, limits: Limits) -> None:
-        """As `TaskType.demands`, and a question. A program without parameters may well be constant."""
+    def check(self, proposal: Proposal, limits: Limits) -> None:
+        """As `TaskType.check`, and the question must state the program's numbers. A program without parameters
+        may well be constant."""
         refuse_unless(proposal.message, "no_question")
-        super().demands(proposal, replace(limits, reject_constant=False))
+        super().check(proposal, replace(limits, dull=limits.dull - {"ignores_input"}))
+        if "not_told" in limits.dull:
+            stated, needed = told(proposal.message), used(proposal.program)
+            refuse_unless(needed & stated, "not_told")
+            for number in needed:
+                refuse_unless(is_told(number, stated), "not_told")
 
     def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
-        """The task, if its gold is a number that a student can state exactly."""
+        """Returns the task, if its gold is a number that a student can state exactly."""
         task = super().make(proposal, verdict, limits, key)
         refuse_unless(exact(decode(task.outputs[0])) is not None, "not_a_number")
         return task
 
-    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
-        """The text that states the number."""
-        return block if rational(block) else ""
+    def copies(self, task: Task) -> list[str]:
+        """Returns the numbers that stand in the question in digits, or as one word up to twenty."""
+        numbers = []
+        for word in re.findall(rf"{NUMBER}|[a-z]+", task.message.lower()):
+            if word in SMALL:
+                numbers.append(str(SMALL.index(word)))
+            elif word[-1].isdigit():
+                numbers.append(word)
+        return numbers
 
-    def is_correct(self, task: Task, answer: str) -> bool:
-        """Whether an answer states the gold number."""
-        return exact(decode(task.outputs[0])) in rational(answer)
+    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
+        """Returns the text that is the number."""
+        rational(block)
+        return block
+
+    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
+        """Returns "correct" if an answer is the gold number."""
+        if rational(answer) == exact(decode(task.outputs[0])):
+            return "correct"
+        return "wrong"

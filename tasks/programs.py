@@ -1,4 +1,4 @@
-"""What a program may be, and what its syntax tree says about it. Nothing here runs the program.
+"""Says what a program may be, and what its syntax tree tells. Nothing here runs the program.
 
 The sandbox is the wall, and finds out what is not deterministic. These checks give the ordinary cases a name, spare the
 sandbox work that cannot succeed, and keep out of the archive what could not be shown to a student.
@@ -9,6 +9,8 @@ import functools
 import hashlib
 import math
 import re
+import symtable
+import warnings
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
 
@@ -17,31 +19,25 @@ from sandbox.parsing import arguments, parse, unparse
 from tasks.literals import value_text
 from tasks.prompts import FORMATS, show
 
-# Why a proposal was refused, as the logs count it: by reading, by the sandbox, by what it returned, and what math and
-# logic refuse. prompt_too_long: no room for an answer is left.
-REASONS = frozenset(
-    "no_program no_input few_inputs syntax too_long too_deep no_entry import banned_name ignores_input control_text "
-    "not_literal input_too_long message_too_long value_range prompt_too_long duplicate error timeout killed exit "
-    "violation crash malformed_result nondeterministic sandbox_failure unsupported not_finite output_too_long "
-    "no_question not_a_number not_logic variables no_model several_models".split())
 IMPORTS = frozenset("math itertools functools collections string re heapq bisect operator copy fractions decimal "
                     "statistics typing dataclasses".split())
 # id and hash: hash(None) is an address, the same in every process of one machine and another on the next
 BANNED = frozenset("eval exec compile open input breakpoint globals locals vars exit quit help id hash".split())
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 KEPT = (*DEFINITIONS, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
+MAX_ANSWER = 100_000                # characters of a student's program: more than any answer has
 CONTROL = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:think|answer|eos)>|```")
 
 
 def control_of(tokenizer: object) -> re.Pattern:
-    """CONTROL, and the special tokens of a tokenizer: what a text that students see may not hold."""
+    """Returns the pattern of what a text that students see may not hold: CONTROL, and a tokenizer's special tokens."""
     special = [re.escape(token) for token in tokenizer.all_special_tokens if len(token) > 1]
     return re.compile("|".join([CONTROL.pattern, *special]))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes in characters as displayed; over is rejected, never truncated."""
+    """Holds sizes in characters as displayed. What is over is refused, never truncated."""
     source_chars: int = 3000
     input_chars: int = 500
     output_chars: int = 500
@@ -51,42 +47,81 @@ class Limits:
     n_shown: int = 5                    # code_f: pairs that the student sees; the others grade
     max_number: float = math.inf        # in inputs and outputs; those of this size are too large
     max_items: float = math.inf         # longest string or container in inputs and outputs
-    reject_constant: bool = False       # refuse programs that overwrite every parameter before reading it
+    # For what a task is refused although it runs; of a user's own tasks nothing. echo: a copy of what the prompt
+    # shows solves it. not_told: a word problem does not state its numbers. ignores_input: as its function says.
+    dull: frozenset[str] = frozenset({"echo", "not_told"})
+    theory: str = "prop.mm"             # proof: the Metamath database
     compact: bool = False               # values are displayed without spaces
     control: re.Pattern = CONTROL       # what a text that students see may not hold
 
     @classmethod
     def for_format(cls, prompt_format: str) -> "Limits":
-        """Defaults for a prompt format; the micro model knows only small values."""
+        """Returns the limits of a prompt format. The micro model knows only small values."""
         if not FORMATS[prompt_format].strict:
             return cls()
         # What micro/data.py has taught the bundled base.
-        return cls(source_chars=400, input_chars=60, output_chars=60, n_inputs=8, min_inputs=8, n_shown=4,
-                   max_number=1000, max_items=10, reject_constant=True, compact=True)
+        return cls(
+            source_chars=400,
+            input_chars=60,
+            output_chars=60,
+            n_inputs=8,
+            min_inputs=8,
+            n_shown=4,
+            max_number=1000,
+            max_items=10,
+            dull=frozenset({"echo", "not_told", "ignores_input"}),
+            compact=True)
 
     @classmethod
     def of_run(cls, cfg: object, prompt_format: str, tokenizer: object) -> "Limits":
-        """Those of a run: its prompt format's and tokenizer's."""
-        return replace(cls.for_format(prompt_format), control=control_of(tokenizer))
+        """Returns the limits of a run, whose tokenizer has special tokens of its own."""
+        limits = cls.for_format(prompt_format)
+        dull = limits.dull - {"echo"} if cfg.admit_echo else limits.dull
+        return replace(limits, dull=dull, theory=cfg.theory, control=control_of(tokenizer))
+
+    def of_user(self) -> "Limits":
+        """Returns the limits of tasks that a user gave, who may give dull ones."""
+        return replace(self, dull=frozenset())
 
 
 # --- the syntax tree ----------------------------------------------------------------------------------------
 
 @functools.lru_cache(maxsize=16)
 def tree_of(source: str) -> ast.Module:
-    """As `parse`, for those who only read: it is kept for the next, so that nobody may change it."""
+    """Returns what `parse` does, for who only reads it. It is kept for the next call, so nobody may change it."""
     return parse(source)
 
 
 def entry(tree: ast.Module) -> ast.FunctionDef | None:
-    """The top-level function f (the last one, as Python would call it), or None."""
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "f"]
-    return found[-1] if found else None
+    """Returns the top-level function f (the last one, as Python would call it), or None."""
+    for node in reversed(tree.body):
+        if isinstance(node, ast.FunctionDef) and node.name == "f":
+            return node
+    return None
+
+
+def binds_f(source: str) -> bool:
+    """Returns whether a program binds f at its top level, by whatever statement. Raises Refused if it is none."""
+    parse(source, MAX_ANSWER)           # refuses what could hurt Python's parser, which symtable calls, too
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            names = symtable.symtable(source, "answer", "exec")
+    except (SyntaxError, RecursionError) as error:      # such as a return outside of a function
+        raise Refused(f"syntax: {type(error).__name__}") from None
+    if "f" not in names.get_identifiers():
+        return False
+    f = names.lookup("f")
+    return f.is_assigned() or f.is_imported()
 
 
 def names_in(tree: ast.AST, context: type = ast.expr_context) -> set[str]:
-    """Every name that a tree reads or assigns; context: ast.Load for what it reads alone."""
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)}
+    """Returns every name that a tree reads or assigns. context: ast.Load for what it reads alone."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, context):
+            names.add(node.id)
+    return names
 
 
 def drop_remarks(tree: ast.Module) -> ast.Module:
@@ -102,8 +137,8 @@ def drop_remarks(tree: ast.Module) -> ast.Module:
 
 
 def normalise(source: str, max_chars: int, tidy: bool) -> str:
-    """The program, which has to define f. With `tidy` without comments, docstrings and annotations, and without what
-    its top level does to show f at work: these could state the answer. Raises Refused."""
+    """Returns the program, which has to define f. With `tidy` comments, docstrings, annotations and what the top level
+    does to show f at work are left out, because they could state the answer. Raises Refused."""
     tree = parse(source, max_chars)
     refuse_unless(entry(tree), "no_entry")
     if not tidy:
@@ -113,22 +148,29 @@ def normalise(source: str, max_chars: int, tidy: bool) -> str:
 
 
 def count_statements(source: str) -> int:
-    """Statements of f's body (or the module's) but docstring and final return. Raises Refused."""
+    """Returns the number of statements in f's body (or the module's) but docstring and final return. Raises
+    Refused."""
     tree = drop_remarks(parse(source))
     body = (entry(tree) or tree).body
-    return len(body) - (len(body) > 0 and isinstance(body[-1], (ast.Return, ast.Pass)))
+    if body and isinstance(body[-1], (ast.Return, ast.Pass)):
+        return len(body) - 1
+    return len(body)
 
 
 class Anonymous(ast.NodeTransformer):
-    """Names that a program binds become v0, v1, ... in the order of first use, constants the name of their type."""
+    """Turns the names that a program binds into v0, v1, ... in the order of first use, and constants into their type."""
 
     def __init__(self, tree: ast.Module):
-        self.bound = names_in(tree, ast.Store) | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-        self.bound |= {node.name for node in ast.walk(tree) if isinstance(node, DEFINITIONS)}
+        self.bound = names_in(tree, ast.Store)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.arg):
+                self.bound.add(node.arg)
+            elif isinstance(node, DEFINITIONS):
+                self.bound.add(node.name)
         self.names = {}
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        """Rename, in place, and go on below."""
+        """Renames in place, and goes on below."""
         for field in ("id", "arg", "name"):
             name = getattr(node, field, None)
             if isinstance(name, str) and name in self.bound:
@@ -136,32 +178,33 @@ class Anonymous(ast.NodeTransformer):
         return super().generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        """The name of its type."""
+        """Returns the name of its type."""
         return ast.Constant(type(node.value).__name__)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        """-3 is a constant to everybody but the parser."""
+        """Takes -3 for a constant, as everybody but the parser does."""
         if isinstance(node.op, (ast.USub, ast.UAdd)) and isinstance(node.operand, ast.Constant):
             return self.visit_Constant(node.operand)
         return self.generic_visit(node)
 
 
 def structural_hash(source: str) -> str:
-    """Hash of a program's structure: the same under renaming, other constants of the same type, remarks and layout;
-    another for other operators, calls, control flow, and names that it does not define itself (len is not max)."""
+    """Returns a hash of a program's structure. It is the same under renaming, other constants of the same type,
+    remarks and layout. It is another for other operators, calls, control flow, and names that the program does
+    not define itself (len is not max)."""
     tree = drop_remarks(parse(source))
     return digest(ast.dump(Anonymous(tree).visit(tree)))
 
 
 def digest(*parts: str) -> str:
-    """Hash of texts, 32 hex digits."""
+    """Returns a hash of texts, 32 hex digits."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
 # --- checks -------------------------------------------------------------------------------------------------
 
 def check_program(source: str, limits: Limits) -> None:
-    """Raises Refused with the reason why a program may not run."""
+    """Raises Refused with the reason why a teacher's program may not run."""
     refuse_unless(len(source) <= limits.source_chars, "too_long")
     refuse_unless(not limits.control.search(source), "control_text")
     tree = tree_of(source)
@@ -175,13 +218,16 @@ def check_program(source: str, limits: Limits) -> None:
         refuse_unless(IMPORTS.issuperset(module.split(".")[0] for module in modules), "import")
         name = getattr(node, "attr", getattr(node, "id", ""))
         refuse_unless(name not in BANNED and not name.startswith("__"), "banned_name")
-    if limits.reject_constant:
+    if "ignores_input" in limits.dull:
         refuse_unless(not ignores_input(entry(tree)), "ignores_input")
 
 
 def ignores_input(function: ast.FunctionDef) -> bool:
-    """True if every parameter is overwritten before it is read, or never read (straight-line code only)."""
-    alive = {node.arg for node in ast.iter_child_nodes(function.args) if isinstance(node, ast.arg)}
+    """Returns whether every parameter is overwritten before it is read, or never read (straight-line code only)."""
+    alive = set()
+    for node in ast.iter_child_nodes(function.args):
+        if isinstance(node, ast.arg):
+            alive.add(node.arg)
     for statement in function.body:
         read = names_in(statement, ast.Load)
         if isinstance(statement, ast.AugAssign):
@@ -205,7 +251,7 @@ def check_input(text: str, limits: Limits) -> None:
 
 
 def check_range(value: object, limits: Limits, inside: bool = False) -> None:
-    """Raises Refused where a value, or one that it contains, is beyond max_number or max_items."""
+    """Raises Refused if a value, or one that it contains, is beyond max_number or max_items."""
     for item in list(parts(value))[inside:]:
         if isinstance(item, (int, float)):
             refuse_unless(abs(item) < limits.max_number, "value_range")
@@ -214,7 +260,7 @@ def check_range(value: object, limits: Limits, inside: bool = False) -> None:
 
 
 def parts(value: object) -> Iterator[object]:
-    """A value and all that it contains."""
+    """Yields a value and all that it contains."""
     stack = [value]
     while stack:
         item = stack.pop()

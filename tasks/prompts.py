@@ -78,7 +78,7 @@ TEMPLATES = {
         micro=("propose out {type}\n", "out\n{program}\nf({input})\n"), opening=EXAMPLE,
         propose=WRITE_TASK.replace("{seen}", "both and must find the output"),
         solve=f"What does this Python function return for this input?\n\n{PROGRAM}{INPUT}",
-        give="the returned value as a Python literal",
+        give="the returned value as one Python literal",
         solved=(
             Solved(dict(program=VOWELS, input="'code'"),
                    "The text 'code' has two vowels, 'o' and 'e'.",
@@ -91,7 +91,7 @@ TEMPLATES = {
         micro=("propose inp {type}\n", "inp\n{program}\n{output}\n"), opening=EXAMPLE,
         propose=WRITE_TASK.replace("{seen}", "the function and its output and must find the input"),
         solve=f"Find an input for which this Python function returns this output.\n\n{PROGRAM}{OUTPUT}",
-        give="the arguments, as they would stand between the brackets of a call",
+        give="the arguments as literals, as they would stand between the brackets of a call",
         solved=(
             Solved(dict(program=VOWELS, output="{'vowels': 2}"),
                    "A text with two vowels is needed, and 'code' has 'o' and 'e'.",
@@ -110,7 +110,7 @@ the message, and must write the function. Answer with a block of calls, named `p
 the message, named `message`.
 """,
         solve="Find the Python function `f` that gives these outputs for these inputs.\n\n{pairs}\n{hint}",
-        give="the whole function",
+        give="the whole function `f`",
         solved=(
             Solved(dict(pairs=PAIR.format(input="[3, 1]", output="[2, 6]")
                         + PAIR.format(input="[5, 4, 5]", output="[8, 10, 10]"), hint=""),
@@ -131,7 +131,7 @@ arguments that computes this number from those in the problem. Another programme
 alone and must find the number by thinking, so let it say everything that is needed, take several steps, \
 and not give the answer away. Write two blocks like those above and nothing else.
 """,
-        solve="{question}\n\n", give="the number",
+        solve="{question}\n\n", give="the number alone",
         solved=(
             Solved(dict(question="Ann buys 3 boxes of 6 pens. She gives 4 pens away. How many has she left?"),
                    "She buys 3 * 6 = 18 pens and keeps 18 - 4 = 14 of them.",
@@ -282,9 +282,9 @@ FORMATS = {
                           "f({input})={output}\n", strict=True, tidy=False),
     "chat": PromptFormat(Prompt("{t.propose}", "{t.opening}"), Prompt(FINAL), fenced_blocks,
                          solution="Steps:\n{thoughts}\n\nAnswer:\n```{tag}\n{answer}\n```"),
-    # Its answer ends with its fence: nothing pays for an end, so that students come to explain behind it.
+    # Its answer ends with its fence, alone in a line: nothing pays for an end, so students come to explain behind it.
     "direct": PromptFormat(Prompt("{t.propose}", "{t.opening}"),
-                           Prompt(AT_ONCE, "```{{tag}}\n", closing="```"), fenced_blocks, thinking=False),
+                           Prompt(AT_ONCE, "```{{tag}}\n", closing="\n```\n"), fenced_blocks, thinking=False),
     "base": PromptFormat(Prompt("{t.propose}", "<think>"), Prompt(FINAL, "<think>"), envelope_blocks,
                          closing="</answer>",
                          solution="<think> {thoughts} </think> <answer>\n```{tag}\n{answer}\n```\n</answer>")}
@@ -316,11 +316,10 @@ class Answer:
         return [tag for tag, _ in self.blocks] == list(tags)
 
     def candidates(self, tags: tuple[str, ...]) -> list[str]:
-        """The bodies of the blocks that may hold the answer of a task type with these tags; later ones first
-        count: blocks under the first tag, which was asked for, before those under the others, and these
-        before blocks that are not named for another part of a task. In the compact protocol the last block
-        alone may be the answer, and a program is all that there is.
-        """
+        """Returns the bodies of the blocks that may hold a student's answer, the likeliest last: those under the
+        first of these tags, which was asked for, before those under the others, and these before blocks that are not
+        named for another part of a task. In the compact protocol the last block alone may be the answer, and a
+        program is all that there is."""
         if self.form.strict:
             if "python" in tags:
                 return self.bodies("python") if self.admits("python") else []

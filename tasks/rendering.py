@@ -3,11 +3,11 @@
 The words are those of prompts.py. Here the base has its say: its chat template, its special tokens and its
 decoder, which differ from family to family.
 """
-import re
 from dataclasses import dataclass
 
 from common import UserError
 from tasks.prompts import ENVELOPE, FORMATS, THINK, THOUGHT, TURN, Prompt
+
 
 def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begins: bool = True) -> str:
     """Messages by the tokenizer's chat template. begins: the assistant's turn follows; day: the date that a

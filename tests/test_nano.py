@@ -46,7 +46,7 @@ def test_the_example_of_its_docstring_is_true_and_a_task_once(sandbox):
         right += line[50:].split()
 
     def task_in(text):
-        return nano.task_of(nano.DEDUCTION.parse_proposal(text, nano.FORMAT, [], nano.LIMITS), sandbox, seen)
+        return nano.task_of(nano.DEDUCTION.read(nano.Answer(text, nano.FORMAT), [], nano.LIMITS), sandbox, seen)
 
     assert "=" + task_in("\n".join(left)).outputs[0] == right[-1]
     assert 'reads "propose out list"' in nano.__doc__ and len(right) == 2 and right[0] == ">[3,7,5]"

@@ -25,7 +25,6 @@ import rl
 import selfplay
 import weights
 from common import Refused, UserError
-from tasks.base import REASONS, Reject
 
 ROOT = Path(config.__file__).parent
 FLAGS = dict(steps=1, pop=4, n_prompts=1, proposals_per_prompt=8, samples_per_task=2, max_new_tokens=48, n_heldout=0, evolve_every=1,
@@ -181,25 +180,6 @@ def test_an_operator_is_told_by_name(monkeypatch, slip, said):
     with pytest.raises(AssertionError, match=rf"^{slip.__name__} \(.*test_slips.py, line \d+\) {said}"):
         evolve.apply_operator(adapters, birth, torch.Generator().manual_seed(0))
     assert all(map(torch.equal, adapters.parameters(), before)), "the victim stays"
-
-
-@pytest.mark.parametrize("raised", [ValueError("syntax"), KeyError("syntax"), UserError("syntax")], ids=repr)
-def test_a_parser_refuses_on_purpose_only(raised):
-    """The name of a reason in some other exception is no refusal."""
-    def parse(text: str) -> None:
-        raise raised
-
-    with pytest.raises(type(raised)):
-        Reject.unless(parse, "text")
-
-
-def test_a_refusal_has_a_known_reason():
-    def parse(reason: str) -> None:
-        raise Refused(reason)
-
-    assert Reject.unless(parse, "too_long: 9000 characters") == Reject("too_long") and "too_long" in REASONS
-    with pytest.raises(AssertionError, match="validation.REASONS: add it there"):
-        Reject.unless(parse, "i_do_not_like_it")
 
 
 def test_neither_kind_is_one_of_pythons():

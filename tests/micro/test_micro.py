@@ -12,17 +12,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from micro import data, make, programs
 from micro.evaluate import LIMITS, OPENS_TRACE, answers, draw_tasks, task_of
+from common import Refused
 from tasks import TASK_TYPES, read_tasks, verify_answers
-from tasks.base import Reject
-from tasks.prompts import reasoning
+from tasks.base import Task
+from tasks.prompts import Answer, reasoning
 from weights import load_base
 
 
 def verified(sandbox, kind, text, few_shot=()):
     """What becomes of a teacher's text: a task or the reason why not."""
-    proposal = kind.parse_proposal(text, "micro", list(few_shot), LIMITS)
-    refused = proposal if isinstance(proposal, Reject) else kind.check(proposal, LIMITS)
-    return refused or kind.accept(proposal, sandbox.run([kind.job(proposal)])[0], LIMITS, "")
+    try:
+        proposal = kind.read(Answer(text, "micro"), list(few_shot), LIMITS)
+        kind.check(proposal, LIMITS)
+        return kind.make(proposal, sandbox.run([kind.job(proposal)])[0], LIMITS, "")
+    except Refused as refused:
+        return refused.reason
 
 
 def test_stream_is_that_of_the_bundled_base():
@@ -81,7 +85,7 @@ def test_what_is_learned_as_a_proposal_is_asked_and_valid(sandbox, kind):
         if e.prompt.startswith("propose inp"):
             task_type = TASK_TYPES["code_i"]
         assert e.prompt in {task_type.propose("micro", few_shot, random.Random(i), LIMITS).user for i in range(30)}
-        n_valid += not isinstance(verified(sandbox, task_type, e.answer, few_shot), Reject)
+        n_valid += isinstance(verified(sandbox, task_type, e.answer, few_shot), Task)
     assert n_valid >= 28, "hardly any is refused"
 
 
@@ -124,8 +128,8 @@ def test_bundled_base(micro_base, sandbox):
     assert len(set(code)) == len(code) and all(map(programs.held_out, code))
     given = read_tasks(micro_base / "heldout.jsonl")[::12]
     for p, verdict in zip(given, sandbox.run([TASK_TYPES[p.kind].job(p) for p in given])):
-        assert TASK_TYPES[p.kind].check(p, LIMITS) in (None, Reject("ignores_input"))
-        assert not isinstance(TASK_TYPES[p.kind].accept(p, verdict, LIMITS, ""), Reject)
+        TASK_TYPES[p.kind].check(p, LIMITS.of_user())               # which raises Refused for what is not valid
+        assert TASK_TYPES[p.kind].make(p, verdict, LIMITS, "").outputs
 
 
 @pytest.fixture(scope="module")
