@@ -161,7 +161,7 @@ def describe(proposed: list[ProposalRecord]) -> dict:
         answers=n_answers,
         malformed=verdicts["malformed"] / max(1, n_answers),
         statements=mean(statements),
-        complexity=mean_complexity(valid))
+        complexity=mean_complexity(proposed))
 
 
 def thinking(proposed: list[ProposalRecord], prompt_format: str) -> dict[str, list[bool]]:
@@ -213,11 +213,12 @@ def member_measures(s: Setup, state: State, proposed: list[ProposalRecord], batc
     return table
 
 
-def mean_complexity(valid: list[ProposalRecord]) -> dict[str, float]:
+def mean_complexity(proposed: list[ProposalRecord]) -> dict[str, float]:
     """Returns the means over the programs of valid tasks, by measure."""
     values = {}
-    for p in valid:
-        for name, value in p.complexity.items():
+    for p in proposed:
+        measures = p.complexity if p.task else {}
+        for name, value in measures.items():
             values.setdefault(name, []).append(value)
     return {name: mean(own) for name, own in values.items()}
 
