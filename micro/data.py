@@ -1,6 +1,6 @@
-"""What the micro base is trained on: the micro domain in the words of the micro prompt format.
+"""Writes what the micro base is trained on: the micro domain in the words of the micro prompt format.
 
-micro/programs.py makes the programs, with the trace of their values; tasks/prompts.py has the words of the
+micro/programs.py makes the programs, with the trace of their values. tasks/prompts.py has the words of the
 prompts.
 """
 from collections.abc import Iterable
@@ -43,41 +43,37 @@ Exchange = tuple[str, str]                  # a prompt and its answer
 
 @dataclass(frozen=True)
 class Example:
-    """One training row; the loss is on the answer and its end token."""
+    """Holds one training row. The loss is on the answer and its end token."""
     kind: str                                # a key of MIXTURE
     prompt: str
     answer: str
 
 
-def habit(thinking: float, shallow: float = 0.) -> dict[str, float]:
-    """The mixture of phase 2, which takes away the habit of thinking and leaves the skill. thinking: of the
-    answers that can have a trace, this share has one. shallow: of the direct answers to output tasks, this
-    share has a shallow trace instead. All else is as in phase 1."""
+def habit(thinking: float) -> dict[str, float]:
+    """Returns the mixture of phase 2, which takes away the habit of thinking and leaves the skill. This share
+    of the answers that can have a trace has one. All else is as in phase 1."""
     mixture = MIXTURE | {"math": MATH_IN_PHASE_2}
     for kind in TRACED:
         direct = f"{kind} direct"
         share = mixture[kind] + mixture[direct]
         mixture[kind] = share * thinking
         mixture[direct] = share * (1 - thinking)
-    share = mixture["out direct"]
-    mixture["out direct"] = share * (1 - shallow)
-    mixture["out shallow"] = share * shallow
     return mixture
 
 
 def asked(kind: str, phase: int, **fields: str) -> str:
-    """The prompt of a task type in PROPOSE or SOLVE."""
+    """Returns the prompt of a task type in PROPOSE or SOLVE."""
     return TEMPLATES[kind].micro[phase].format(**fields)
 
 
 def shown(p: Program) -> str:
-    """A program as prompts show it: the template has the last newline."""
+    """Returns a program as prompts show it; the template has the last newline."""
     return program_text(p.body).rstrip("\n")
 
 
 def answer_with(mark: str, trace: Iterable[Value], value: Value, how: str = "") -> str:
-    """An answer: the values of its trace, opened by `mark`, a line each, then the value asked for. how:
-    "direct" = without the trace."""
+    """Returns an answer: the values of its trace, opened by `mark`, a line each, then the value asked for.
+    how: "direct" leaves out the trace."""
     lines = ""
     if not how:
         for passed in trace:
@@ -90,7 +86,7 @@ def example(
     kind: str | None = None,            # None: drawn from the mixture
     mixture: dict[str, float] = MIXTURE,
 ) -> Example:
-    """One row of the training stream, with a fresh program."""
+    """Returns one row of the training stream, with a fresh program."""
     if kind is None:
         [kind] = rng.choices(list(mixture), list(mixture.values()))
     name, *how = kind.split()
@@ -98,17 +94,17 @@ def example(
     return Example(kind, prompt, answer)
 
 
-# --- prompt and answer of each kind; how: "" with a trace, "direct", or "shallow" ---------------------------
+# --- prompt and answer of each kind; how: "" with a trace, or "direct" --------------------------------------
 
 def word_problem(rng: Random, how: str = "") -> Exchange:
-    """A story about one number, told line by line."""
+    """Tells a story about one number, line by line."""
     question, p = programs.word_problem(rng, pick(rng, programs.N_STATEMENTS))
     prompt = asked("math", SOLVE, question=question)
     return prompt, answer_with(">", p.trace[1:], p.y, how)          # the story begins with the first value
 
 
 def puzzle(rng: Random) -> Exchange:
-    """Clauses, and the truth values that fulfil them."""
+    """Gives clauses, and the truth values that fulfil them."""
     clauses, model = programs.puzzle(rng, pick(rng, N_VARIABLES))
     values = map(str, map(int, model))
     prompt = asked("logic", SOLVE, constraints="\n".join(clauses))
@@ -116,24 +112,21 @@ def puzzle(rng: Random) -> Exchange:
 
 
 def input_task(rng: Random, how: str = "") -> Exchange:
-    """An input that gives an output, found backwards from the value before the last statement."""
+    """Asks for an input that gives an output. The answer goes backwards from the last statement."""
     p = programs.generate(rng)
     prompt = asked("code_i", SOLVE, program=shown(p), output=literal(p.y))
     return prompt, answer_with("<", p.trace[-2::-1], p.x, how)
 
 
 def output_task(rng: Random, how: str = "") -> Exchange:
-    """What a program returns for an input."""
+    """Asks what a program returns for an input."""
     p = programs.generate(rng)
     prompt = asked("code_o", SOLVE, program=shown(p), input=literal(p.x))
-    if how == "shallow":                        # a second hill for self-play: half of the statements alone
-        half = (len(p.trace) - 1) // 2
-        return prompt, answer_with("<", [p.trace[half]], p.y)
     return prompt, answer_with(">", p.trace, p.y, how)
 
 
 def proposal(rng: Random, kind: str = "") -> Exchange:
-    """Prompt and answer of a teacher of math, logic or (kind "") code_o and code_i."""
+    """Returns prompt and answer of a teacher of math, logic or (kind "") code_o and code_i."""
     if kind == "math":
         question, p = programs.word_problem(rng, pick(rng, N_PROPOSED))
         program = constant(p).rstrip()
@@ -149,7 +142,7 @@ def proposal(rng: Random, kind: str = "") -> Exchange:
 
 
 def with_pairs(rng: Random, weights: tuple[int, ...], n: int) -> tuple[Program, list]:
-    """A program, its size drawn by these weights, with n pairs (input, output)."""
+    """Returns a program, its size drawn by these weights, with n pairs (input, output)."""
     examples = None
     while not examples:
         p = programs.generate(rng, pick(rng, weights))
@@ -158,7 +151,7 @@ def with_pairs(rng: Random, weights: tuple[int, ...], n: int) -> tuple[Program, 
 
 
 def program_from_pairs(rng: Random) -> Exchange:
-    """One half of induction: the program that gives these pairs."""
+    """Asks for the program that gives some pairs, one half of induction."""
     p, examples = with_pairs(rng, N_FUN, N_SHOWN)
     form = FORMATS["micro"].pair
     lines = ""
@@ -169,7 +162,7 @@ def program_from_pairs(rng: Random) -> Exchange:
 
 
 def inputs_for_program(rng: Random) -> Exchange:
-    """The other half: inputs that tell what a program does."""
+    """Asks for inputs that tell what a program does, the other half of induction."""
     p, examples = with_pairs(rng, N_ARGS, N_INPUTS)
     inputs = [f"f({literal(x)})" for x, _ in examples]
     prompt = asked("code_f", PROPOSE, program=shown(p))
@@ -188,7 +181,7 @@ MAKERS = {                      # by the first word of a kind; what stands behin
 
 
 def constant(p: Program) -> str:
-    """A word problem's program, which has no input."""
+    """Returns a word problem's program, which has no input."""
     return program_text(p.body).replace("f(x)", "f()")
 
 
@@ -198,7 +191,7 @@ def task_row(
     size: int,
     reserved: bool = True,              # never trained on
 ) -> tuple[dict, list]:
-    """A task of this size as a line of a file of tasks, its golds."""
+    """Returns a task of this size as a line of a file of tasks, and its golds."""
     if kind == "math":
         question, p = programs.word_problem(rng, size, reserved)
         return dict(kind=kind, question=question, program=constant(p)), [p.y]

@@ -1,17 +1,16 @@
-"""What a micro base can do, by number of statements: how well it answers and how often it thinks.
+"""Measures a micro base, by number of statements: how well it answers and how often it thinks.
 
     python -m micro.evaluate micro/base                        # 100 tasks a cell
     python -m micro.evaluate micro/phase1 --n 40               # the base before its habit was taken away
 
-Programs of two and more statements are reserved ones, which training never saw; of one statement there are
-only about 300 in all, so those are seen programs on fresh inputs (as are puzzles of two variables).
+Programs of two and more statements are reserved ones, which training never saw. There are only about 300
+programs of one statement, so those are seen programs on fresh inputs (and so are puzzles of two variables).
 
-out = output task, inp = input task, fun = program from 4 pairs, graded on 4 hidden ones; math = word problem
-by events, logic = puzzle by variables (from 2). Kinds whose answer can have a trace have four rows:
-    greedy      accuracy, greedily decoded
-    thinks      share of these answers that think, that is, write the trace
-    thinks @1   the same share at temperature 1
-    thinking    accuracy, greedy, when the first token is forced to open the trace
+The rows are out (output task), inp (input task), fun (program from 4 pairs, graded on 4 hidden ones), math
+(word problem, by events) and logic (puzzle, by variables from 2 on). Kinds whose answer can have a trace have
+four: greedy      accuracy, greedily decoded thinks      share of these answers that think, that is, write the
+trace thinks @1   the same share at temperature 1 thinking    accuracy, greedy, when the first token is forced
+to open the trace
 """
 import operator
 import random
@@ -20,17 +19,16 @@ from statistics import fmean
 
 import torch
 
+from common import demand, leave, parser_of
 from generate import Prompts, SamplingParams, generate
-from common import leave, parser_of
-from common import demand
 from micro import data
 from model import Base
 from sandbox.values import encode
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import Task
+from tasks.programs import Limits
 from tasks.prompts import Prompt, reasoning
 from tasks.rendering import decode_answers, render
-from tasks.programs import Limits
 from verifier import Sandbox, open_sandbox
 from weights import load_base
 
@@ -55,7 +53,7 @@ MAX_NEW_TOKENS = 96                 # the longest traces; training cuts at 80
 
 
 def task_of(row: dict, golds: list) -> Task:
-    """The task in a line of data.task_row. Its program is ours: nothing has to be verified."""
+    """Returns the task in a line of data.task_row. Its program is ours, so nothing has to be verified."""
     proposal = TASK_TYPES[row["kind"]].from_row(row)
     inputs = row.get("inputs", [row.get("input", "")])
     outputs = map(encode, golds)
@@ -63,7 +61,7 @@ def task_of(row: dict, golds: list) -> Task:
 
 
 def draw_tasks(row: str, size: int, n: int, seed: int | str) -> list[Task]:
-    """n tasks for one cell of the table; where there are enough, of programs never trained on."""
+    """Returns n tasks for one cell of the table, of programs never trained on where there are enough."""
     rng = random.Random(f"{seed}/{row}/{size}")
     reserved = size > SEEN.get(row, 1)
     tasks = []
@@ -74,7 +72,7 @@ def draw_tasks(row: str, size: int, n: int, seed: int | str) -> list[Task]:
 
 @torch.inference_mode()
 def likeliest(base: Base, prompts: list[list[int]], start: str) -> list[int]:
-    """After each prompt the likeliest of the tokens whose text begins with `start`."""
+    """Returns after each prompt the likeliest of the tokens whose text begins with `start`."""
     vocabulary = base.tokenizer.convert_ids_to_tokens(range(base.model.cfg.vocab_size))
     barred = torch.tensor([not token.startswith(start) for token in vocabulary])
     tokens = []
@@ -92,7 +90,7 @@ def write(
     key: tuple[int, ...],
     forced: str = "",                   # an answer's first token is the likeliest of those that start so
 ) -> list[str]:
-    """One answer to each prompt."""
+    """Returns one answer to each prompt."""
     ids = [render(prompt, base.prompt_format, base.tokenizer).ids for prompt in prompts]
     begun = [""] * len(prompts)
     if forced:
@@ -116,7 +114,7 @@ def answers(
     temperature: float,
     forced: str = "",
 ) -> tuple[float, float]:
-    """One attempt at each task, as `write` has it: shares that are correct, and that think."""
+    """Makes one attempt at each task, as `write` does. Returns the shares that are correct and that think."""
     prompts = [TASK_TYPES[task.kind].solve(base.prompt_format, task, LIMITS) for task in tasks]
     texts = write(base, prompts, temperature, key, forced)
     attempts = [[text] for text in texts]
@@ -127,7 +125,7 @@ def answers(
 
 
 def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[str, list[float]]:
-    """The rows of one task type: {measure: [value by size]}."""
+    """Returns the rows of one task type: {measure: [value by size]}."""
     values = defaultdict(list)
     for size in SIZES[row]:
         tasks = draw_tasks(row, size, n, seed)
@@ -144,14 +142,14 @@ def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[s
 
 
 def line(row: str, name: str, values: list[float]) -> str:
-    """A line of the table: the values by size, then their mean."""
+    """Returns a line of the table: the values by size, then their mean."""
     left_out = "     " * (SIZES[row][0] - 1)
     cells = left_out + " ".join(map("{:.2f}".format, values))
     return f"{row:6s}{name:12s}{cells:30s} {fmean(values):.3f}"
 
 
 def main() -> None:
-    """Print the table row by row, the mean over the sizes last."""
+    """Prints the table row by row, the mean over the sizes last."""
     parser = parser_of("python -m micro.evaluate", __doc__)
     parser.add_argument("base", help="model directory whose prompt_format is micro")
     parser.add_argument("--n", type=int, default=100, help="tasks per cell")

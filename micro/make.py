@@ -1,9 +1,8 @@
-"""Make micro/base, the bundled base of 0.84M parameters: tokenizer, two phases of training, held-out tasks.
+"""Makes micro/base, the bundled base of 0.84M parameters: tokenizer, two phases of training, held-out tasks.
 
     python -m micro.make                                            # both phases: hours on one core
     python -m micro.make --phase 2                                  # the second alone, on micro/phase1
     python -m micro.make --phase 2 --thinking .04 --out out/rare    # a base that thinks more seldom
-    python -m micro.make --phase 2 --thinking .01 --shallow .25 --out out/hills     # one with two hills
     python -m micro.make --phase 1 --tokens 2e6 --out out/tiny      # a quick one to try a change on
     python -m micro.evaluate micro/base                             # what it can do
 
@@ -31,7 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 from common import leave, parser_of
 from micro import data
 from model import Model, ModelConfig
-from weights import load_model
+from weights import read_weights
 
 # Digits, capitals and the openings of lists are tokens of their own: a value is always cut the same way.
 PRE_TOKENS = r"\[::-1\]|[A-Z]|[\[,]\d|\d|[^\dA-Z\[,]+|[\[,]"
@@ -56,19 +55,20 @@ COMMITTED = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Row:
-    """A training row as token ids. Prompt and answer are tokenised apart, as in generation: else the newline
-    between them would merge with the answer."""
+    """Holds a training row as token ids. Prompt and answer are tokenised apart, as in generation, because the
+    newline between them would merge with the answer."""
     prompt: list[int]
     answer: list[int]                   # with the end token
 
     @property
     def n_tokens(self) -> int:
-        """Of prompt and answer together."""
+        """Counts the tokens of prompt and answer together."""
         return len(self.prompt) + len(self.answer)
 
 
 def train_tokenizer(seed: str, n: int = 20000) -> Tokenizer:
-    """BPE over n examples; ids 0 and 1 are <pad> and <eos>, printable ASCII and newline are always in."""
+    """Returns a BPE over n examples. Ids 0 and 1 are <pad> and <eos>; printable ASCII and newline are in
+    it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -88,7 +88,7 @@ def train_tokenizer(seed: str, n: int = 20000) -> Tokenizer:
 
 
 def pool_batches(key: str, mixture: dict[str, float], tokenizer: Tokenizer) -> list[list[Row]]:
-    """Batches of fresh examples in random order, each of rows of similar length."""
+    """Returns batches of fresh examples in random order. The rows of a batch have similar lengths."""
     rng = Random(key)
     examples = [data.example(rng, mixture=mixture) for _ in range(ROWS * BATCHES_PER_POOL)]
     prompts = tokenizer.encode_batch([example.prompt for example in examples])
@@ -107,7 +107,7 @@ def pool_batches(key: str, mixture: dict[str, float], tokenizer: Tokenizer) -> l
 
 
 def tensors(batch: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """ids (B, T), padded on the right, and the float mask (B, T-1) of the targets that are answer tokens."""
+    """Returns ids (B, T), padded on the right, and the float mask (B, T-1) of the targets in answers."""
     ids = []
     mask = []
     for row in batch:
@@ -118,7 +118,7 @@ def tensors(batch: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def new_model(seed: int) -> Model:
-    """Freshly initialised float32 model: normal(0.02), smaller where a residual branch ends; biases zero."""
+    """Returns a fresh float32 model: normal(0.02), smaller where a residual branch ends; biases are zero."""
     torch.manual_seed(seed)
     model = Model(ModelConfig(vocab_size=VOCAB, **SHAPE))
     n_branches = 2 * SHAPE["num_hidden_layers"]     # whose results the residual stream adds up
@@ -133,8 +133,8 @@ def new_model(seed: int) -> Model:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised by five Newton-Schulz steps (Jordan 2024). Its size is AdamW's
-    (Liu 2025). Matrices of one shape are one stack, in float32: torch.optim.Muon takes them one by one, in
+    """Orthogonalises a momentum by five Newton-Schulz steps (Jordan 2024), at the size of AdamW's updates
+    (Liu 2025). Matrices of one shape are one stack, in float32. torch.optim.Muon takes them one by one, in
     bfloat16, which a plain CPU computes eight times slower."""
 
     momentum = .95
@@ -145,7 +145,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update of all matrices from their .grad; the orthogonalised direction is Nesterov's."""
+        """Updates all matrices from their .grad. The direction that is orthogonalised is Nesterov's."""
         [group] = self.param_groups
         stacks = defaultdict(list)
         for p in group["params"]:
@@ -161,13 +161,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def lying(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix, or its transpose if that has fewer rows; a view."""
+    """Returns a view of the matrix, or of its transpose if that has fewer rows."""
     rows, columns = matrix.shape
     return matrix if rows <= columns else matrix.T
 
 
 def orthogonal(x: torch.Tensor) -> torch.Tensor:
-    """Matrices (n, short, long) of the same directions whose singular values all lie near 1."""
+    """Returns matrices (n, short, long) of the same directions whose singular values all lie near 1."""
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = x @ x.mT
@@ -176,7 +176,7 @@ def orthogonal(x: torch.Tensor) -> torch.Tensor:
 
 
 def loss_of(model: Model, batch: list[Row]) -> torch.Tensor:
-    """Nats per answer token."""
+    """Returns the loss in nats per answer token."""
     ids, mask = tensors(batch)
     logits = model.logits(model(ids[:, :-1]))                               # (B, T-1, V)
     nll = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
@@ -184,7 +184,8 @@ def loss_of(model: Model, batch: list[Row]) -> torch.Tensor:
 
 
 def learning_rate(peak: float, step: int, n_left: float, n_tokens: float) -> float:
-    """The rate of a step before which n_left of n_tokens are left: it rises, stays at its peak, falls."""
+    """Returns the learning rate of a step before which n_left of n_tokens are left. It rises, stays,
+    falls."""
     warm = min(1, (step + 1) / WARMUP_STEPS)
     decay = max(FLOOR, min(1, n_left / (n_tokens * DECAY)))
     return peak * warm * decay
@@ -192,8 +193,8 @@ def learning_rate(peak: float, step: int, n_left: float, n_tokens: float) -> flo
 
 def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, float], tokens: float,
           lr: float) -> None:
-    """Train for so many tokens, prompts included, up to the peak rate lr: the blocks' matrices by Muon, the
-    rest by AdamW. seed: of the stream of examples."""
+    """Trains for this many tokens, prompts included, with the peak rate lr: the blocks' matrices by Muon, the
+    rest by AdamW. seed: that of the stream of examples."""
     matrices = []
     others = []
     for name, p in model.named_parameters():
@@ -225,7 +226,7 @@ def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, floa
 
 
 def config_of(model: Model) -> dict:
-    """config.json: a Qwen2 with our prompt format."""
+    """Returns the values of config.json: a Qwen2 with our prompt format."""
     return dict(
         architectures=["Qwen2ForCausalLM"],
         model_type="qwen2",
@@ -257,7 +258,7 @@ TOKENIZER_CONFIG = dict(
 
 
 def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
-    """The Hugging Face directory: weights in bfloat16, tokenizer, held-out tasks. Prints its hash."""
+    """Writes the Hugging Face directory: weights in bfloat16, tokenizer, held-out tasks. Prints its hash."""
     out.mkdir(parents=True, exist_ok=True)
     weights = {}
     for name, p in model.named_parameters():
@@ -277,8 +278,9 @@ def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def heldout(n_outputs: int = 476, n: int = 96) -> list[dict]:
-    """Held-out output tasks of 2 to 8 statements, then n input tasks and word problems of 2 to 6 and puzzles
-    of 3 and 4 variables, all of different programs, the sizes in turn, as lines of a file of tasks."""
+    """Returns held-out tasks as lines of a file of tasks: output tasks of 2 to 8 statements, then n input
+    tasks and n word problems of 2 to 6, and n puzzles of 3 and 4 variables. All differ; the sizes come in
+    turn."""
     rows = []
     # The last ones are keys of the draws: these made the committed file.
     for kind, n_tasks, sizes, key in (
@@ -297,23 +299,20 @@ def heldout(n_outputs: int = 476, n: int = 96) -> list[dict]:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line."""
     parser = parser_of("python -m micro.make", __doc__)
     parser.add_argument("--phase", choices=("1", "2", "both"), default="both")
     parser.add_argument("--tokens", type=float, help="of a phase, prompts included; 48e6 and 1.6e6")
     parser.add_argument("--lr", type=float, help="peak learning rate of a phase; 3e-3 and 3e-4")
     parser.add_argument("--thinking", type=float, default=.22,
                         help="share of the answers with a trace in phase 2's data")
-    parser.add_argument("--shallow", type=float, default=0.,
-                        help="share of phase 2's direct answers to output tasks with a shallow trace: the "
-                        "value after half of the statements, opened by <")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", default="micro", help="writes OUT/phase1 and OUT/base")
     return parser.parse_args()
 
 
 def main(cfg: argparse.Namespace) -> None:
-    """Run the phases asked for, each into its directory under cfg.out."""
+    """Runs the phases asked for, each into its directory under cfg.out."""
     out = Path(cfg.out)
     start = out / "phase1"
     torch.set_num_threads(1)
@@ -326,8 +325,9 @@ def main(cfg: argparse.Namespace) -> None:
         if not start.exists():
             start = COMMITTED / "phase1"
         tokenizer = Tokenizer.from_file(f"{start}/tokenizer.json")
-        model = load_model(start, torch.float32).requires_grad_(True).train()
-        habit = data.habit(cfg.thinking, cfg.shallow)
+        model = new_model(cfg.seed)             # its layers apart: load_model fuses them, for frozen weights
+        model.load_state_dict(read_weights(start, torch.float32, "cpu"))
+        habit = data.habit(cfg.thinking)
         train(model, tokenizer, f"{cfg.seed}/habit", habit, cfg.tokens or 1.6e6, cfg.lr or 3e-4)
         write_directory(model, tokenizer, out / "base")
 

@@ -1,9 +1,9 @@
-"""Random small programs, word problems and puzzles, which micro/data.py puts into the base's words.
+"""Makes random small programs, word problems and puzzles, which micro/data.py puts into the base's words.
 
-A program is `def f(x)` over small ints, lists of small ints and short strings, one statement a line; a second
-variable y may hold an intermediate value. A word problem is a story about one number, with its program; a
+A program is `def f(x)` over small ints, lists of small ints and short strings, one statement a line. A second
+variable y may hold an intermediate value. A word problem is a story about one number, with its program. A
 puzzle is clauses that one assignment of truth values fulfils. Programs run here with exec because this file
-wrote them; text from a model goes to verifier.py instead.
+wrote them. Text from a model goes to verifier.py instead.
 """
 import functools
 import hashlib
@@ -77,7 +77,7 @@ ALLOWED = {f.__name__: f for f in (len, sum, sorted, max, min, abs, range, list,
 
 @dataclass(frozen=True)
 class Program:
-    """A generated program: statements, one input x, its output y, and what each statement assigned."""
+    """Holds a generated program: statements, one input x, its output y, and what each statement assigned."""
     body: tuple[str, ...]
     x: Value
     y: Value
@@ -85,32 +85,32 @@ class Program:
 
 
 def literal(value: Value) -> str:
-    """A value as the micro prompt format writes it: no spaces, single quotes."""
+    """Returns a value as the micro prompt format writes it: no spaces, single quotes."""
     if isinstance(value, str):
         return f"'{value}'"
     return str(value).replace(" ", "")
 
 
 def program_text(body: Sequence[str]) -> str:
-    """The program of a sequence of statements; no statement at all is the identity."""
+    """Returns the program of a sequence of statements; no statement at all is the identity."""
     lines = [f" {statement}\n" for statement in body]
     return "def f(x):\n" + "".join(lines) + " return x\n"
 
 
 def held_out(text: str) -> bool:
-    """Is this program text reserved for evaluation? The same on every machine, unlike hash()."""
+    """Returns whether a program's text is reserved for evaluation; on every machine alike, unlike hash()."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % HELD_OUT == 0
 
 
 @functools.cache
 def compiled(statement: str) -> CodeType:
-    """The code of a statement, compiled once."""
+    """Returns the code of a statement, compiled once."""
     return compile(statement, "f", "exec")
 
 
 def fits(value: object, length: int, low: int, high: int) -> bool:
-    """Is value an int from low to high, or a string or list of such ints no longer than length?"""
+    """Returns whether a value is an int from low to high, or a string or list of such ints of this length."""
     if isinstance(value, str):
         return len(value) <= length
     if not isinstance(value, list):
@@ -120,7 +120,7 @@ def fits(value: object, length: int, low: int, high: int) -> bool:
 
 
 def step(statement: str, env: dict) -> Value | None:
-    """Run one statement in env; the assigned value (a copy), None if it fails or this is too big to write."""
+    """Runs one statement in env. Returns a copy of the assigned value, None if it fails or is too big."""
     try:
         exec(compiled(statement), env)
     except (IndexError, ValueError, ZeroDivisionError, TypeError):
@@ -132,17 +132,19 @@ def step(statement: str, env: dict) -> Value | None:
 
 
 def assigns_y(statement: str) -> bool:
-    """All others assign x, also those that begin with `if` or `for`."""
+    """Returns whether a statement assigns y. All others assign x, also those that begin with `if` or
+    `for`."""
     return statement[0] == "y"
 
 
 def start(x: Value) -> dict:
-    """The names that a program sees when it begins."""
+    """Returns the names that a program sees when it begins."""
     return {"__builtins__": ALLOWED, "x": copy(x)}
 
 
 def run(body: Sequence[str], x: Value) -> tuple[Value, tuple[Value, ...]] | None:
-    """(output, trace) of our own program on x, None where a statement fails. Never for a model's text."""
+    """Returns (output, trace) of our own program on x, None if a statement fails. Never for a model's
+    text."""
     env = start(x)
     trace = []
     for statement in body:
@@ -154,7 +156,7 @@ def run(body: Sequence[str], x: Value) -> tuple[Value, tuple[Value, ...]] | None
 
 
 def random_input(rng: Random, type_: str, size: int = 3) -> Value:
-    """An input; lists and strings have 2 to 3 + min(size, 3) items."""
+    """Returns an input; lists and strings have 2 to 3 + min(size, 3) items."""
     if type_ == "int":
         return random_int(rng)
     n = rng.randint(2, 3 + min(size, 3))
@@ -165,14 +167,14 @@ def random_input(rng: Random, type_: str, size: int = 3) -> Value:
 
 
 def random_int(rng: Random, least: int = 0) -> int:
-    """As often of one digit as up to 39."""
+    """Returns a number, as often of one digit as of two, up to 39."""
     if rng.random() < .5:
         return rng.randrange(least, 10)
     return rng.randrange(10, 40)
 
 
 def filled(rng: Random, text: str) -> str:
-    """A text with something drawn in every slot: in {1-9} a number of this range, in {Q} a letter."""
+    """Returns a text with something drawn in every slot: in {1-9} a number of this range, in {Q} a letter."""
     def drawn(slot: re.Match) -> str:
         if slot[1] == "Q":
             return rng.choice(Q)
@@ -183,7 +185,7 @@ def filled(rng: Random, text: str) -> str:
 
 
 def random_statement(rng: Random, type_: str, has_y: bool, p_hard: float) -> str:
-    """A statement for an x of this type."""
+    """Returns a statement for an x of this type."""
     u = rng.random()
     if u < p_hard:
         statements = HARD[type_]
@@ -197,7 +199,7 @@ def random_statement(rng: Random, type_: str, has_y: bool, p_hard: float) -> str
 
 
 def grow(rng: Random, n: int, x: Value, p_hard: float) -> Program | None:
-    """A program of n statements around the input x; None when 40 attempts do not suffice."""
+    """Returns a program of n statements around the input x, None if 40 attempts do not suffice."""
     body = []
     trace = []
     env = start(x)
@@ -226,7 +228,7 @@ def grow(rng: Random, n: int, x: Value, p_hard: float) -> Program | None:
 
 
 def depends_on_input(rng: Random, p: Program, type_: str, size: int) -> bool:
-    """Does the program return different values for four more inputs?"""
+    """Returns whether the program has different values for four more inputs."""
     seen = set()
     for _ in range(4):
         result = run(p.body, random_input(rng, type_, size))
@@ -237,7 +239,7 @@ def depends_on_input(rng: Random, p: Program, type_: str, size: int) -> bool:
 
 def generate(rng: Random, n: int | None = None, p_hard: float | None = None,
              reserved: bool = False) -> Program:
-    """A random program of n statements that depends on its input; reserved: a held-out one."""
+    """Returns a random program of n statements that depends on its input; reserved: a held-out one."""
     if n is None:
         n = pick(rng, N_STATEMENTS)
     if p_hard is None:
@@ -252,7 +254,7 @@ def generate(rng: Random, n: int | None = None, p_hard: float | None = None,
 
 
 def divides_evenly(p: Program) -> bool:
-    """Does no division of a word problem leave a rest?"""
+    """Returns whether no division of a word problem leaves a rest."""
     for statement, before in zip(p.body[1:], p.trace):
         divisor = statement.partition("//")[2]
         if divisor and before % int(divisor):
@@ -261,7 +263,7 @@ def divides_evenly(p: Program) -> bool:
 
 
 def word_problem(rng: Random, n: int, reserved: bool = False) -> tuple[str, Program]:
-    """A story of n events about a number, a line each, and the program that computes it."""
+    """Returns a story of n events about a number, a line each, and the program that computes it."""
     while True:
         first = random_int(rng, least=1)
         lines = [f"{rng.choice(NAMES)} has {first}"]
@@ -285,12 +287,12 @@ World = tuple[bool, ...]                            # the truth values of a puzz
 
 @functools.cache                                    # a search asks the same few clauses over and over
 def holds(clause: str, world: World) -> bool:
-    """Is a clause, our own expression in Python, true in a world?"""
+    """Returns whether a clause, our own expression in Python, is true in a world."""
     return eval(clause, dict(zip(VARIABLES, world)))
 
 
 def fulfilling(worlds: Iterable[World], clauses: list[str]) -> set[World]:
-    """The worlds in which all the clauses hold."""
+    """Returns the worlds in which all the clauses hold."""
     left = set(worlds)
     for clause in clauses:
         left = {world for world in left if holds(clause, world)}
@@ -298,14 +300,14 @@ def fulfilling(worlds: Iterable[World], clauses: list[str]) -> set[World]:
 
 
 def random_clause(rng: Random, n: int) -> str:
-    """A clause about one or two of the first n variables."""
+    """Returns a clause about one or two of the first n variables."""
     text = CLAUSES[pick(rng, CLAUSE_WEIGHTS)]
     return text.format(*rng.sample(VARIABLES[:n], 2))
 
 
 def clauses_of(rng: Random, model: World, worlds: list[World]) -> list[str] | None:
-    """Clauses that hold in the model, each of which rules out more worlds, until the model alone is left;
-    None where enough attempts leave more than it."""
+    """Returns clauses that hold in the model. Each rules out more worlds, until the model alone is left. None
+    if enough attempts leave more than it."""
     clauses = []
     left = set(worlds)
     for _ in range(4 * len(model)):
@@ -320,7 +322,7 @@ def clauses_of(rng: Random, model: World, worlds: list[World]) -> list[str] | No
 
 
 def needed(worlds: list[World], clauses: list[str]) -> list[str]:
-    """The clauses without those that the others make superfluous."""
+    """Returns the clauses without those that the others make superfluous."""
     for clause in list(clauses):
         others = [other for other in clauses if other != clause]
         if len(fulfilling(worlds, others)) == 1:
@@ -329,7 +331,8 @@ def needed(worlds: list[World], clauses: list[str]) -> list[str]:
 
 
 def puzzle(rng: Random, n: int, reserved: bool = False) -> tuple[list[str], World]:
-    """Clauses over the first n letters that one assignment alone fulfils, none superfluous, and that one."""
+    """Returns clauses over the first n letters, none superfluous, and the one assignment that fulfils
+    them."""
     worlds = list(itertools.product((False, True), repeat=n))
     while True:
         model = rng.choice(worlds)
@@ -343,19 +346,20 @@ def puzzle(rng: Random, n: int, reserved: bool = False) -> tuple[list[str], Worl
 
 
 def pick(rng: Random, weights: Sequence[float]) -> int:
-    """A place in `weights`, drawn by them."""
+    """Returns a place in `weights`, drawn by them."""
     return rng.choices(range(len(weights)), weights)[0]
 
 
 def fresh_program(key: str) -> tuple[str, tuple[str]]:
-    """A random program of 2 to 6 statements and its input, both as text, drawn by the key alone."""
+    """Returns a random program of 2 to 6 statements and its input, as text, drawn by the key alone."""
     rng = Random(key)
     p = generate(rng, rng.randint(2, 6))
     return program_text(p.body).strip("\n"), (literal(p.x),)
 
 
 def pairs(rng: Random, p: Program, k: int) -> list[tuple[Value, Value]] | None:
-    """k (input, output) pairs of distinct inputs and at least two outputs, None if 40 draws give none."""
+    """Returns k (input, output) pairs of distinct inputs and at least two outputs, None if 40 draws give
+    none."""
     type_ = type(p.x).__name__
     examples = {}
     for _ in range(40):
