@@ -372,8 +372,8 @@ def mean_of(curves: list[Points]) -> Points:
 
 
 def arms_of(path: Path) -> list[Line]:
-    """Returns a curve for each arm of an ablation: the mean over its seeds, with a band from the lowest to the
-    highest seed. Of several runs with one seed the mean counts."""
+    """Returns a curve for each arm of an ablation: the mean over its seeds, with a band from the lowest to
+    the highest. Of several runs with one seed the mean counts."""
     arms = {}                                       # arm -> seed -> curves of its runs
     for row in read_log(path / "results.jsonl"):
         curves = arms.setdefault(row["arm"], {}).setdefault(row["seed"], [])
