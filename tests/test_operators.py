@@ -10,14 +10,13 @@ def made(name, parents, seed=0, **knobs):
     return OPERATORS[name].fn(parents[:OPERATORS[name].n_parents], gen(seed), **knobs)
 
 
-def collinear(factors, scale=1e-5):
+def collinear(factors):
     g = gen(9)
-    return {n: (A * (1 + scale * torch.randn(A.shape, generator=g)), B * (1 + scale * torch.randn(B.shape, generator=g)))
-            for n, (A, B) in factors.items()}
+    return {n: tuple(x * (1 + 1e-5 * torch.randn(x.shape, generator=g)) for x in pair) for n, pair in factors.items()}
 
 
 def svd(M):
-    """U, S, V of a matrix of rank RANK at most; of others the best approximation of that rank."""
+    """U, S, V of the best approximation of rank RANK."""
     U, S, Vh = torch.linalg.svd(M, full_matrices=False)
     return U[:, :RANK], S[:RANK], Vh[:RANK].T
 
@@ -26,24 +25,20 @@ def dw(factors):
     return {n: B.double() @ A.double() for n, (A, B) in factors.items()}
 
 
-def rebalanced(factors):
-    """The same dW in other factors: SVD-balanced and then rotated."""
-    child = {}
-    for n, M in dw(factors).items():
-        U, S, V = svd(M)
-        Q = torch.linalg.qr(torch.randn(RANK, RANK, generator=gen(6)))[0]
-        child[n] = Q.T @ (S.sqrt()[:, None] * V.T).float(), (U * S.sqrt()).float() @ Q
-    return child
+def refactored(factors):
+    """The same dW in other factors: rotated, and with other scales."""
+    skew = 1e3 ** torch.linspace(-1, 1, RANK)
+    Q = torch.linalg.qr(torch.randn(RANK, RANK, generator=gen(6)))[0]
+    return {n: ((Q.T @ A) * skew[:, None], (B @ Q) / skew) for n, (A, B) in factors.items()}
 
 
-def distinct(a, b):
-    """How many factors differ in a bit."""
-    return sum(not torch.equal(x, y) for n in a for x, y in zip(a[n], b[n]))
+def differ(a, b):
+    return any(not torch.equal(x, y) for n in a for x, y in zip(a[n], b[n]))
 
 
 def distance(a, b):
-    """|dW_a - dW_b| / |dW_b|, the largest over modules; b: factors, or dW by name."""
-    a, b = dw(a), b if torch.is_tensor(next(iter(b.values()))) else dw(b)
+    """|dW_a - dW_b| / |dW_b|, the largest over modules; of factors, or dW by name."""
+    a, b = (x if torch.is_tensor(next(iter(x.values()))) else dw(x) for x in (a, b))
     return max(((a[n] - b[n]).norm() / b[n].norm()).item() for n in b)
 
 
@@ -55,51 +50,50 @@ PARENTS = {"trained": [ONE, TWO], "fresh": [fresh(1), fresh(2)], "collinear": [O
 @pytest.mark.parametrize("kind", PARENTS)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_children_are_sound(name, kind):
-    parents = PARENTS[kind][:OPERATORS[name].n_parents]
+    """Pure, of the seed alone, finite, of the parents' shape, without a component that gets no gradient."""
+    parents = PARENTS[kind]
     before = [{n: (A.clone(), B.clone()) for n, (A, B) in p.items()} for p in parents]
-    child, again, other = (made(name, parents, seed) for seed in (3, 3, 4))
-    assert distinct(child, again) == 0 and list(child) == list(parents[0])
-    if kind == "trained":
-        assert bool(distinct(child, other)) == (name not in ("copy", "mean", "add", "svd_mix")), "the seed decides"
+    child = made(name, parents, 3)
+    assert not differ(child, made(name, parents, 3)) and not any(map(differ, parents, before))
     for n, (A, B) in child.items():
         assert A.shape == parents[0][n][0].shape and B.shape == parents[0][n][1].shape and A.dtype == B.dtype == torch.float32
-        assert torch.isfinite(A).all() and torch.isfinite(B).all()
-        dead = (A.abs().amax(1) == 0) & (B.abs().amax(0) == 0)
-        assert not dead.any(), f"{name} on {kind} parents: {n} has components without a gradient"
+        assert A.isfinite().all() and B.isfinite().all()
+        assert ((A.abs().amax(1) > 0) | (B.abs().amax(0) > 0)).all()
+        assert all(A.data_ptr() != p[n][0].data_ptr() for p in parents), "a child shares no storage with its parents"
         if kind == "fresh" and name == "noise":
             assert 0.05 < B.std() / A.std() < 0.2, "an update that is zero moves"
         elif kind == "fresh" and name != "layers":
             assert (B == 0).all() and (A.abs().amax(1) > 1e-3).all()
-        assert all(A.data_ptr() != p[n][0].data_ptr() for p in parents), "a child shares no storage with its parents"
-    assert not any(map(distinct, parents, before)), "operators are pure"
 
 
-@pytest.mark.parametrize("name,knobs", [("layerwise", {}), ("svd_mix", {}), ("svd_mix", {"k": 1}), ("extrapolate", {}),
-                                        ("mean", {}), ("add", {"share": 0.5}), ("dare", {"p": 0.0})])
+@pytest.mark.parametrize("name, knobs", [("layerwise", {}), ("svd_mix", {}), ("extrapolate", {}), ("mean", {}), ("add", {"share": 0.5}), ("dare", {"p": 0.0})])
 def test_crossovers_see_only_the_product(name, knobs):
-    assert distance(made(name, [ONE, rebalanced(ONE)], **knobs), ONE) < 1e-4
-    assert distance(made(name, [rebalanced(ONE), rebalanced(TWO)], **knobs), made(name, [ONE, TWO], **knobs)) < 1e-4
-    skewed = {n: (A * 1e6 ** torch.linspace(-1, 1, RANK)[:, None], B / 1e6 ** torch.linspace(-1, 1, RANK)) for n, (A, B) in ONE.items()}
-    assert distance(made(name, [skewed, TWO], **knobs), made(name, [ONE, TWO], **knobs)) < 2e-6 or name == "layerwise"
+    assert distance(made(name, [ONE, refactored(ONE)], **knobs), ONE) < 1e-4
+    assert distance(made(name, [refactored(ONE), refactored(TWO)], **knobs), made(name, [ONE, TWO], **knobs)) < 1e-4
     assert distance(made(name, [ONE, collinear(ONE)], **knobs), ONE) < 1e-2
 
 
-def test_dare_keeps_the_parent_in_expectation():
-    one = {n: ONE[n] for n in list(ONE)[:2]}
-    children = [dw(made("dare", [one, one], seed, p=0.4)) for seed in range(200)]
-    for n, want in dw(one).items():
-        assert (sum(child[n] for child in children) / 200 - want).norm() / want.norm() < 0.1
-    with pytest.raises(AssertionError, match="drop probability"):
-        made("dare", [one, one], p=1.0)
-
-
-@pytest.mark.parametrize("name,share,knobs", [("mean", 0.5, {}), ("dare", 0.5, {"p": 0.0}), ("add", 0.7, {})])
+@pytest.mark.parametrize("name, share, knobs", [("mean", 0.5, {}), ("dare", 0.5, {"p": 0.0}), ("add", 0.7, {})])
 def test_sums_are_the_best_of_their_rank(name, share, knobs):
     a, b, best = dw(ONE), dw(TWO), {}
     for n in a:
         U, S, V = svd(share * (a[n] + b[n]))
         best[n] = U * S @ V.T
     assert distance(made(name, [ONE, TWO], **knobs), best) < 1e-5
+
+
+def test_dare_keeps_the_parent_in_expectation():
+    one = {n: ONE[n] for n in list(ONE)[:2]}
+    children = [dw(made("dare", [one, one], seed, p=0.4)) for seed in range(200)]
+    assert distance({n: sum(child[n] for child in children) / 200 for n in one}, one) < 0.1
+
+
+def test_svd_mix_takes_leading_and_other_components():
+    best = {}
+    for n in ONE:
+        (U, S, V), (U2, S2, V2) = svd(dw(ONE)[n]), svd(dw(TWO)[n])
+        best[n] = U[:, :2] * S[:2] @ V[:, :2].T + U2[:, 2:] * S2[2:] @ V2[:, 2:].T
+    assert distance(made("svd_mix", [ONE, TWO], k=2), best) < 1e-5
 
 
 def test_extrapolate_leaves_the_worse_parent_behind():
@@ -117,7 +111,7 @@ def test_svd_mutation_is_exactly_orthogonal_and_keeps_the_spectrum():
     child = made("svd", [ONE], eta=0.0, angle=0.3)
     for M, turned_M in zip(dw(ONE).values(), dw(child).values()):
         want = svd(M)[1]
-        assert torch.allclose(svd(turned_M)[1], want, rtol=1e-5, atol=1e-7 * want[0].item())
+        assert torch.allclose(svd(turned_M)[1], want, rtol=1e-5, atol=1e-6 * want[0].item())
     assert 0.02 < distance(child, ONE) < 1 and distance(made("svd", [ONE], eta=0.0, angle=0.0), ONE) < 1e-5
 
 
@@ -127,7 +121,6 @@ def test_mask_cuts_30_percent_of_the_components():
         assert zero.sum() == round(0.3 * RANK) and (A[zero].abs().amax(1) > 1e-2).all()
         kept, spectrum = svd(B.double() @ A.double())[1][:int((~zero).sum())], svd(dw(ONE)[n])[1]
         assert all(((spectrum - s).abs() / s).min() < 1e-4 for s in kept)
-        assert torch.allclose(A.norm(dim=1)[~zero], B.norm(dim=0)[~zero], rtol=1e-4), "factors come out balanced"
 
 
 def test_layers_touches_a_third_and_noise_everything():
@@ -149,10 +142,8 @@ def test_layerwise_takes_whole_blocks_and_both_parents():
 
 def test_cosines_and_norms_equal_the_dense_ones():
     members = [ONE, TWO, made("noise", [ONE]), fresh(4)]
-    flat = [torch.cat([x.flatten() for x in dw(m).values()]) for m in members]
-    cosines = adapter_cosines(members)
-    for i, x in enumerate(flat):
-        assert dw_norm(members[i]) == pytest.approx(x.norm().item(), rel=1e-5)
-        for j, y in enumerate(flat):
-            want = (x @ y / (x.norm() * y.norm())).item() if x.norm() * y.norm() > 0 else 0.0
-            assert cosines[i, j].item() == pytest.approx(want, abs=1e-5)
+    flat = torch.stack([torch.cat([x.flatten() for x in dw(m).values()]) for m in members])
+    norms = flat.norm(dim=1)
+    assert torch.allclose(torch.tensor(list(map(dw_norm, members)), dtype=torch.float64), norms, rtol=1e-5)
+    dense = flat @ flat.T / (norms[:, None] * norms).clamp(min=1e-9)
+    assert torch.allclose(adapter_cosines(members), dense, atol=1e-5)

@@ -1,5 +1,4 @@
 """Bases and members on the disk: equal to transformers and PEFT, in and out; whatever cannot be used is refused in one sentence."""
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -13,10 +12,8 @@ from tiny_base import LLAMA3, cut, edit_json, write_tiny
 from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import evolve
 import weights
 from common import UserError
-from generate import Prompts, SamplingParams, generate
 from lora import TARGETS, Adapters
 from tasks.prompts import Prompt
 from tasks.rendering import render
@@ -102,14 +99,6 @@ def test_the_files_say_whether_the_head_is_tied(tmp_path, edit, tied):
     assert model.cfg.tie_word_embeddings is tied and off(logits(model), theirs(tmp_path)) < 1e-4
 
 
-def test_a_single_file_wins_over_an_index_and_old_tables_are_passed_over(small):
-    change(small / SINGLE, lambda s: s.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4), EMBEDDING: s[EMBEDDING] * 2}))
-    kept = shutil.move(small / SINGLE, small.parent)
-    write_tiny(small, "qwen2", "20KB")
-    shutil.move(kept, small)
-    assert off(logits(load_model(small, torch.float32)), theirs(small)) < 1e-4
-
-
 @torch.inference_mode()
 def test_int8_is_near(micro_base, base):
     """Its logits, less their mean, on which no probability depends, are within 2% of the base's."""
@@ -162,6 +151,12 @@ def lose_a_shard(directory):
     weights.shards(directory)[1].unlink()
 
 
+def lose_the_end(directory):
+    for name in ("config", "generation_config"):
+        edit_json(directory / f"{name}.json", eos_token_id=None)
+    edit_json(directory / "tokenizer_config.json", eos_token=None)
+
+
 def put_an_adapter(directory):
     save_peft(Adapters.on(load_model(directory, torch.float32), 1, 4, 8), 0, directory, str(directory))
 
@@ -172,6 +167,7 @@ def edit_config(**changes):
 
 MATRIX = "model.layers.0.mlp.up_proj.weight"
 BROKEN = {
+    "no end token": (lose_the_end, "no eos_token_id"),
     "no directory": (shutil.rmtree, "no such directory"),
     "half a config": (lambda d: cut(d / "config.json", 0.5), "config.json is missing, damaged"),
     "an end token in words": (lambda d: edit_json(d / "generation_config.json", eos_token_id="<end>"), "eos_token_id '<end>' is no number"),
@@ -196,20 +192,12 @@ def test_a_base_that_cannot_be_used_is_refused_in_one_sentence(small, damage, wo
     assert str(small) in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("generation, ends", [
-    ("{", (1, 9)), ("[]", (1, 9)), ("{}", (1, 9)), ('{"eos_token_id": [50, 5]}', (1, 5, 9, 50)), ('{"eos_token_id": -1}', (1, 9)), (None, (1, 9))])
+@pytest.mark.parametrize("generation, ends", [("{", (1, 9)), ("[]", (1, 9)), ('{"eos_token_id": -1}', (1, 9)), ('{"eos_token_id": [50, 5]}', (1, 5, 9, 50))])
 def test_end_tokens_are_those_of_all_files(small, generation, ends):
-    """The tokenizer has 1; a generation_config.json that is no JSON or is not there says nothing, as in transformers."""
+    """The tokenizer has 1; a generation_config.json that is no JSON says nothing, and no id is below 0, as in transformers."""
     edit_json(small / "config.json", eos_token_id=9)
-    (small / "generation_config.json").unlink()
-    if generation:
-        (small / "generation_config.json").write_text(generation)
+    (small / "generation_config.json").write_text(generation)
     assert load_base(str(small)).eos_ids == ends
-    edit_json(small / "config.json", eos_token_id=None)
-    if ends == (1, 9):
-        edit_json(small / "tokenizer_config.json", eos_token=None)
-        with pytest.raises(UserError, match="no eos_token_id"):
-            load_base(str(small))
 
 
 def test_a_chat_model_ends_its_turns_with_its_end_token(small):
@@ -250,18 +238,18 @@ def test_the_command_compares_and_shows(micro_base, tiny, monkeypatch, capsys):
 
 @torch.inference_mode()
 def test_peft_computes_what_we_save(any_base, population, tmp_path):
-    """In a mixed batch, on every linear layer; and what it reads is what PEFT itself would have written."""
+    """In a mixed batch, on every linear layer; by PEFT, merged, and by transformers' own way to load an adapter."""
     peft = pytest.importorskip("peft")
-    adapters = population(any_base)
-    member = (0, -1, 2)
-    ours = logits(any_base.model, adapters, member)
-    assert off(ours[1], theirs(any_base.path)[1]) < 1e-4
-    for row in (0, 2):
-        directory = tmp_path / f"S{member[row]}"
-        save_peft(adapters, member[row], directory, str(any_base.path))
-        model = AutoModelForCausalLM.from_pretrained(any_base.path, dtype=torch.float32)
-        model = peft.PeftModel.from_pretrained(model, directory).eval()
-        assert off(model(tokens()).logits[row], ours[row]) < 1e-4 < 1e-2 < off(ours[row], theirs(any_base.path)[row])
+    adapters = population(any_base, 2)
+    ours = logits(any_base.model, adapters, (1, -1, 0))
+    bare = theirs(any_base.path)
+    assert off(ours[1], bare[1]) < 1e-4
+    save_peft(adapters, 1, tmp_path / "S1", str(any_base.path))
+    plain = AutoModelForCausalLM.from_pretrained(any_base.path, dtype=torch.float32)
+    plain.load_adapter(str(tmp_path / "S1"))
+    wrapped = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "S1", dtype=torch.float32)
+    found = [model(tokens()).logits[0] for model in (plain, wrapped, wrapped.merge_and_unload())]
+    assert all(off(ours[0], row) < 1e-4 for row in found) and off(ours[0], bare[0]) > 1e-2
 
 
 @pytest.fixture
@@ -306,48 +294,15 @@ def test_what_peft_would_compute_otherwise_is_refused(by_peft, config):
         read_peft(by_peft(**config)[0])
 
 
-@torch.inference_mode()
-def test_peft_makes_the_child_that_add_makes(tiny, population, tmp_path):
-    peft = pytest.importorskip("peft")
-    adapters = population(tiny)
-    for p in range(2):
-        save_peft(adapters, p, tmp_path / str(p), str(tiny.path))
-    evolve.cross([tmp_path / "0", tmp_path / "1"], "add", tmp_path / "child")
-    load_peft(adapters, 2, tmp_path / "child")
-    model = AutoModelForCausalLM.from_pretrained(tiny.path, dtype=torch.float32)
-    model = peft.PeftModel.from_pretrained(model, tmp_path / "0", adapter_name="one").eval()
-    model.load_adapter(tmp_path / "1", "two")
-    model.add_weighted_adapter(["one", "two"], [0.7, 0.7], "child", combination_type="svd", svd_rank=adapters.rank)
-    model.set_adapter("child")
-    assert off(logits(tiny.model, adapters, (2, 2, 2)), model(tokens()).logits) < 1e-3
-
-
-@torch.inference_mode()
-def test_every_door_writes_what_we_write(base, population, tmp_path, monkeypatch):
-    """PEFT's own and merged, and transformers', from a directory in which micro/base is nothing."""
-    peft = pytest.importorskip("peft")
-    adapters = population(base, 2, b_std=0.2)
-    save_peft(adapters, 1, tmp_path / "S1", "micro/base")
+def test_a_member_is_written_whole_and_as_peft_writes(tiny, population, tmp_path, monkeypatch, micro_base):
+    """A whole alpha as an integer; a relative base by its path, which PEFT would look for on the hub; a kill leaves the old files."""
     monkeypatch.chdir(tmp_path)
-    ids = base.tokenizer("def f(x):\n return x[::-1]\nf([1,2,3])=", return_tensors="pt").input_ids
-    endless = dataclasses.replace(base, eos_ids=())
-    ours = generate(endless, adapters, Prompts(ids.tolist(), [1], [(0,)]), SamplingParams(1, 0.0, 24)).ids
-    plain = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32)
-    wrapped = peft.AutoPeftModelForCausalLM.from_pretrained("S1", dtype=torch.float32)
-    models = [wrapped, wrapped.merge_and_unload(), plain]
-    plain.load_adapter("S1")
-    for model in models:
-        model.generation_config.eos_token_id = None
-        assert torch.equal(model.generate(input_ids=ids, max_new_tokens=24, do_sample=False), ours)
-
-
-def test_a_member_is_written_whole_and_as_peft_writes(tiny, population, tmp_path, monkeypatch):
-    adapters = population(tiny, alpha=8.0)
-    save_peft(adapters, 2, tmp_path / "S2", str(tiny.path), "hash")
-    assert '"lora_alpha": 8,' in (tmp_path / "S2" / CONFIG).read_text()
-    save_peft(population(tiny, 1, alpha=2.5), 0, tmp_path / "half", "somebody/model")
-    config, made_on, _ = read_peft(tmp_path / "half")
-    assert (config["lora_alpha"], config["base_model_name_or_path"], made_on) == (2.5, "somebody/model", "")
+    for alpha, given, written in ((8.0, "micro/base", str(micro_base)), (2.5, "somebody/model", "somebody/model")):
+        adapters = population(tiny, 1, alpha=alpha)
+        save_peft(adapters, 0, Path("S2"), given, "hash")
+        config, made_on, factors = read_peft("S2")
+        assert repr(config["lora_alpha"]) in ("8", "2.5") and config["lora_alpha"] == alpha
+        assert (config["base_model_name_or_path"], made_on) == (written, "hash") and same(factors, adapters.factors(0))
 
     def ends_early(tensors, file, metadata):
         file.write_bytes(b"half")
@@ -355,10 +310,8 @@ def test_a_member_is_written_whole_and_as_peft_writes(tiny, population, tmp_path
 
     monkeypatch.setattr(weights, "save_file", ends_early)
     with pytest.raises(OSError):
-        save_peft(adapters, 0, tmp_path / "S2", str(tiny.path))
-    again = Adapters.on(tiny.model, 1, 4, 8)
-    load_peft(again, 0, tmp_path / "S2", "hash")
-    assert same(again.factors(0), adapters.factors(2))
+        save_peft(population(tiny, seed=1), 0, Path("S2"), "")
+    assert same(read_peft("S2")[2], factors)
 
 
 def edit_last(edit):
