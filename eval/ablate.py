@@ -1,175 +1,429 @@
-"""Which part of a population is worth its compute? Arms that spend the same budget, over seeds, in one table.
+"""Asks which part of a population is worth its compute: trains arms that spend the same budget, over seeds.
 
-    python -m eval.ablate --seeds 0,1,2                                    # the arms below, on the bundled base
-    python -m eval.ablate --seeds 0,1,2 --arm "slow: --lr 3e-4"            # one of your own, beside full
-    python -m eval.ablate --from out/ablate                                # the table of what is there
+    python -m eval.ablate --seeds 0 1 2 --plan                  # the runs, and how long they take
+    python -m eval.ablate --seeds 0 1 2                         # the usual arms on the bundled base
+    python -m eval.ablate --seeds 0 1 2 --arm "slow: --lr 3e-4" --arm "fast: --lr 4e-3" -- --task-types code_i
+    python -m eval.ablate --from out/ablate                     # the table of finished runs
 
-What `full` (the population as it is) generates with a seed is the budget of every other arm with this seed, of all its
-runs together; a run stops after the step that brings it nearest. Then all students answer held-out tasks: the one that is
-best on validation is `deployed`, and asked on test. Three seeds are a first look; an interval takes five, a verdict eight.
+The same command goes on where it stopped, and with more --seeds runs only what is missing. What `full` (the
+population as it is) generates with a seed, without probes, is the budget of every other arm with this seed. A run
+stops after the step that brings it nearest. Then its students answer held-out tasks. Words behind -- are flags of
+train.py for every arm. Three seeds are a first look; an interval takes five and a verdict eight.
+
+OUT/results.jsonl has a line for each run, and OUT/results.csv is the same as a table:
+
+    arm, seed, run, path    the run's logs lie in `path`; an arm of several runs has several lines for a seed
+    steps, tokens, spent    `spent` is the share of its budget
+    minutes                 of training
+    area                    the students' mean held-out accuracy over the budget: high where learning comes early
+    end, deployed           accuracy on test tasks: mean of the students; the one that is best on validation tasks
+    validation              accuracy by which that one was chosen
+    coverage                the chance that one of four answers is right, as many from each student (--measure coverage)
+    births, helped          students replaced; those whose parent led the replaced one by .05 at the last probe
 """
 import argparse
 import contextlib
+import csv
 import json
+import re
 import shlex
 import statistics
-from argparse import Namespace
+import sys
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 import train
 from common import demand, leave, parser_of
-from config import Config, config_of, parse_args
-from eval.answer import load
-from eval.heldout import ask, draw
-from eval.stats import bootstrap, sign_flip
+from config import Config, config_of, parse_args, resolve_config, spelled
+from eval.answer import BASE, load, marks
+from eval.answer import table as aligned
+from eval.heldout import FAMILIES, ask, draw, named_tasks
+from eval.stats import covered, holm, interval_of_runs, sign_flip
 from measure import spent
+from operators import OPERATORS
 from run import RunDir
+from tasks import read_tasks
 from verifier import open_sandbox
+from weights import load_tokenizer, resolve
 
-# name -> flags of train.py, share of full's budget for one run, runs of a seed
+FULL = "full"
 ARMS = {
-    "full": ("", 1.0, 1),
-    "no-evolution": ("--evolve none", 1.0, 1),
-    "uniform": ("--matching uniform", 1.0, 1),
-    "frozen-teachers": ("--lr-teacher 0", 1.0, 1),
-    "novelty": ("--teacher-reward novelty", 1.0, 1),
-    "static": ("--tasks micro", 1.0, 1),
-    "pbt": ("--lr-spread 8 --lr-mutate 1.25", 1.0, 1),
-    "pair": ("--pop 2", 1.0, 1),
-    "single-long": ("--single", 1.0, 1),
-    "singles": ("--single", 0.25, 4),
+    FULL: "",
+    "no-evolution": "--evolve none",
+    "uniform": "--matching uniform",
+    "pair": "--pop 2",
+    "single-long": "--single",
+    "singles": "--single",              # as many runs as there are pairs, each with its share of the budget
+    "frozen-teachers": "--lr-teacher 0",
+    "novelty": "--teacher-reward novelty",
+    "static": "--tasks micro",
+    "pbt": "--lr-spread 8 --lr-mutate 1.25",
 }
-FEWEST = 8                          # seeds under which nothing is concluded
-LIMIT = 72                          # held-out tasks of each type and split
+ARMS |= {name: f"--evolve {name}" for name in ("mutation", "crossover", *OPERATORS)}
+USUAL = "no-evolution,uniform,pair,single-long,singles,frozen-teachers"
+# Flags of train.py that this command sets, or that mean nothing for an arm
+OWNED = "base name out init resume seed steps save_every keep show heldout n_heldout probe_every device".split()
+MEASURES = ("area", "end", "deployed", "coverage")
+SAMPLES = 4                         # answers at temperature 1, for coverage
+FEWEST = 8                          # seeds below which there is no verdict
+EFFECT = 0.05                       # a lead that counts
+STRIDE = 1000                       # between the seeds of several runs of an arm; --seeds are below it
+MICRO_MINUTES = 0.01                # of the bundled base, for each member and step on two cores
+
+
+@dataclass(frozen=True)
+class Run:
+    """Says what one run is. share: of the budget; flags: train.py's."""
+    arm: str
+    seed: int                           # of the comparison
+    name: str
+    share: float
+    flags: dict
+
+
+# --- before the first run -----------------------------------------------------------------------------------
+
+def arms_of(args: argparse.Namespace) -> dict[str, dict]:
+    """Returns the chosen arms' flags of train.py, full's first. Raises UserError for an arm that cannot be."""
+    words = {name: shlex.split(flags) for name, flags in ARMS.items()}
+    chosen = [FULL, *filter(None, args.arms.split(","))]
+    for text in args.arm:
+        name, _, flags = text.partition(":")
+        is_new = re.fullmatch(r"[\w.-]+", name) and name not in words
+        demand(is_new and flags.strip(), f'--arm "{text}": give a new name and flags, as in --arm "slow: --lr 3e-4"')
+        words[name] = shlex.split(flags)
+        chosen.append(name)
+    arms = {}
+    for name in chosen:
+        demand(name in words, f"--arms {name}: give some of {', '.join(words)}")
+        given = parse_args(None, args.train + words[name])
+        owned = [spelled(flag) for flag in OWNED if flag in given]
+        demand(not owned, f"arm {name}: {', '.join(owned)} cannot be an arm's flag, because this command sets it")
+        if "single" not in given:
+            given.setdefault("pop", args.pop)
+        arms[name] = given
+    return arms
+
+
+def settled(args: argparse.Namespace, arms: dict[str, dict]) -> Config:
+    """Returns full's configuration. Raises UserError for whatever could end a run that is still to come."""
+    usual = load_tokenizer(resolve(args.base))[1]
+    configs = []
+    for flags in arms.values():
+        cfg = config_of(flags)
+        configs.append(resolve_config(cfg, usual if cfg.prompt_format == "auto" else cfg.prompt_format))
+        there = {p.kind for p in read_tasks(args.heldout)} if args.heldout else FAMILIES
+        missing = sorted(set(configs[-1].task_types) - set(there))
+        demand(not missing, f"there are no held-out tasks of {', '.join(missing)}: give --heldout FILE with some")
+    return configs[0]
+
+
+def plan(args: argparse.Namespace, arms: dict[str, dict]) -> list[Run]:
+    """Returns all runs, seed by seed, full first."""
+    runs = []
+    for seed in args.seeds:
+        for arm, flags in arms.items():
+            n = args.pop // 2 if arm == "singles" else 1
+            for i in range(n):
+                own = seed + STRIDE * i
+                name = f"{arm}-s{own}"
+                ours = dict(
+                    base=args.base,
+                    out=str(args.out),
+                    seed=own,
+                    steps=args.steps if arm == FULL else args.steps * args.pop,     # it stops at its budget
+                    device=args.device,
+                    keep=1,
+                    heldout=args.heldout or str(args.out / "heldout.jsonl"),
+                    n_heldout=args.limit,
+                    probe_every=5)
+                runs.append(Run(arm, seed, name, 1 / n, flags | ours))
+    return runs
+
+
+def show_plan(args: argparse.Namespace, runs: list[Run]) -> None:
+    """Prints the runs that are to come, and about how long they take."""
+    rows = read(args.out)
+    done = {row["run"] for row in rows}
+    todo = [run for run in runs if run.name not in done]
+    for run in todo:
+        print(f"{run.name}: {args.steps} steps" if run.arm == FULL else f"{run.name}: {run.share:g} of full's tokens")
+    budgets = sum(run.share for run in todo)
+    told = "the first run tells"
+    if rows:
+        told = f"about {budgets * sum(row['minutes'] for row in rows) / len(done):.0f} as those that are finished took"
+    elif args.base == Config.base:
+        told = f"about {budgets * args.steps * args.pop * MICRO_MINUTES:.0f} on two cores"
+    print(f"{len(todo)} of {len(runs)} runs to come; minutes: {told}")
+
+
+# --- a run --------------------------------------------------------------------------------------------------
+
+def train_run(args: argparse.Namespace, run: Run, due: float | None) -> list[dict]:
+    """Trains a run until it has spent `due` tokens; full, which has None, for all of its steps. Returns its metrics.
+    What is on the disk counts."""
+    directory = RunDir(args.out / run.name, writes=False)
+    last = max(directory.steps(), default=0)
+    rows = directory.rows("metrics.jsonl")[:last]       # of the steps that a resumed run keeps
+
+    def is_done() -> bool:
+        if due is None:
+            return len(rows) >= args.steps
+        before, now = [0, 0, *spent(rows)][-2:]
+        return now + (now - before) / 2 >= due
+
+    def enough(row: dict) -> bool:
+        rows.append(row)
+        return is_done()
+
+    if not is_done():
+        place = dict(resume=str(directory.path)) if last else dict(name=run.name)
+        with open(args.out / f"{run.name}.log", "a") as log, contextlib.redirect_stdout(log):
+            train.main(config_of(run.flags | place), enough)
+        demand(is_done(), f"{run.name} ended before its budget was spent: the same command goes on with it")
+    return rows
 
 
 def area(rows: list[dict], due: float) -> float:
-    """The students' mean held-out accuracy, averaged over the budget: high where learning comes early."""
+    """Returns the students' mean held-out accuracy, averaged over the budget: the area under the line through the
+    probes. Each stands at what the steps before it had spent."""
     x, y = [], []
     for before, row in zip([0, *spent(rows)], rows):
         if row.get("heldout_greedy"):
             x.append(before / due)
             y.append(statistics.fmean(row["heldout_greedy"].values()))
-    grid = np.append([t for t in x if t < 1], 1.0)
+    inside = [t for t in x if t < 1]
+    grid = np.array([*inside, 1.0])
     return float(np.trapezoid(np.interp(grid, x, y), grid))
 
 
-def accuracy(run: Path, split: str, sandbox: object) -> dict[str, float]:
-    """Student -> share of a split's held-out tasks of the played types that it solves greedily."""
-    step = RunDir(run, writes=False).steps()[-1]
-    here = run / f"step_{step}"
-    paths = sorted(here.glob("S*")) or sorted(here.glob("T*"))      # --single's only adapter is called T0
-    args = Namespace(base="", run="", adapters=paths, prompt_format="", samples=1, temperature=0.0, max_new_tokens=None,
-                     seed=0, device="auto", dtype="auto", out=str(run / f"heldout-{split}"))
-    types = config_of(RunDir(run, writes=False).config()).task_types
-    named = [(kind, id, task) for kind in types for id, task in draw(kind, split, 60)[:LIMIT]]
-    _, rows = ask(args, load(args), named, sandbox, "")
-    right = {}
+def births_of(metrics: list[dict], genealogy: list[dict]) -> tuple[int, int]:
+    """Returns how many students were replaced, and how many of them by a child of which a parent led by EFFECT at the
+    last probe. A member that no probe knows has no lead."""
+    births = helped = 0
+    for birth in genealogy:
+        if birth["victim"]["role"] != "student":
+            continue
+        known = {}
+        for row in metrics:
+            if row["step"] <= birth["step"]:
+                known = row.get("heldout_greedy") or known
+        parents = [known.get(parent["name"], 0.0) for parent in birth["parents"]]
+        births += 1
+        helped += max(parents) >= known.get(birth["victim"]["name"], 1.0) + EFFECT
+    return births, helped
+
+
+def examine(args: argparse.Namespace, run: Run) -> dict[str, float]:
+    """Returns what a run's students can do at its end, by answers to held-out tasks."""
+    directory = RunDir(args.out / run.name, writes=False)
+    cfg = config_of(directory.config())
+    last = directory.path / f"step_{directory.steps()[-1]}"
+    students = sorted(last.glob("S*")) or sorted(last.glob("T*"))       # --single's only adapter is called T0
+    setup, slots = load(argparse.Namespace(**vars(cfg) | dict(run="", adapters=students, rollout_batch=None)))
+    del slots[BASE]
+
+    def answers(split: str, samples: int, temperature: float, name: str) -> dict:
+        own = argparse.Namespace(seed=0, samples=samples, temperature=temperature, split=split, tasks=args.heldout,
+                                 out=directory.path / name)
+        named = named_tasks(setup, split, args.heldout, ",".join(cfg.task_types), args.limit)
+        return marks(ask(own, setup, slots, named, name)[1])
+
+    with open_sandbox(cfg.verifier, cfg.prompt_format) as sandbox:
+        setup = replace(setup, sandbox=sandbox)
+        chosen, tested = answers("validation", 1, 0.0, "validation"), answers("test", 1, 0.0, "test")
+        sampled = answers("test", SAMPLES, 1.0, "sampled") if args.measure == "coverage" else {}
+    validation, test = {}, {}           # student -> mean accuracy of the types
+    for name in slots:
+        validation[name] = statistics.fmean(members[name].mean() for members in chosen.values())
+        test[name] = statistics.fmean(members[name].mean() for members in tested.values())
+    best = max(validation, key=validation.get)
+    found = dict(end=statistics.fmean(test.values()), deployed=test[best], validation=validation[best])
+    chances = []
+    for members in sampled.values():
+        right = np.array([members[name].sum(1) for name in slots], int)         # (students, tasks)
+        chances += [covered(column, SAMPLES, SAMPLES) for column in right.T.tolist()]
+    if chances:
+        found["coverage"] = statistics.fmean(chances)
+    return found
+
+
+def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
+    """Trains and examines every run for which results.jsonl lacks the measure."""
+    done = {row["run"]: row for row in read(args.out)}
+    began, n = time.time(), 0
+    for number, run in enumerate(runs, 1):
+        if args.measure in done.get(run.name, ()):
+            continue
+        due = None
+        if run.arm != FULL:
+            due = run.share * done[f"{FULL}-s{run.seed}"]["tokens"]
+        metrics = train_run(args, run, due)
+        path = args.out / run.name
+        tokens = spent(metrics)[-1]
+        births, helped = births_of(metrics, RunDir(path, writes=False).rows("genealogy.jsonl"))
+        row = done[run.name] = dict(
+            arm=run.arm,
+            seed=run.seed,
+            run=run.name,
+            path=str(path),
+            steps=len(metrics),
+            tokens=tokens,
+            spent=tokens / (due or tokens),
+            minutes=sum(sum(row["seconds"].values()) for row in metrics) / 60,
+            births=births,
+            helped=helped,
+            area=area(metrics, due or tokens),
+            **examine(args, run))
+        write(args.out, list(done.values()))
+        n += 1
+        ends = time.localtime(time.time() + (time.time() - began) / n * (len(runs) - number))
+        print(f"{number} of {len(runs)}: {run.name}, {row['steps']} steps, {tokens:,} tokens, {args.measure} "
+              f"{row[args.measure]:.3f}; all end about {time.strftime('%a %H:%M', ends)}", flush=True)
+
+
+# --- results ------------------------------------------------------------------------------------------------
+
+def read(out: Path) -> list[dict]:
+    """Returns the lines of results.jsonl; [] without the file."""
+    return RunDir(out, writes=False).rows("results.jsonl")
+
+
+def write(out: Path, rows: list[dict]) -> None:
+    """Writes results.jsonl and results.csv whole."""
+    part = out / "results.jsonl.part"
+    part.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    part.replace(out / "results.jsonl")
+    names = {}
     for row in rows:
-        if row["member"] != "base":
-            right.setdefault(row["member"], []).append(bool(row["correct"]))
-    return {name: statistics.fmean(own) for name, own in right.items()}
+        names |= row
+    with open(out / "results.csv", "w", newline="") as f:
+        table = csv.DictWriter(f, names)
+        table.writeheader()
+        table.writerows(rows)
 
 
-def train_run(args: argparse.Namespace, name: str, flags: str, seed: int, due: float | None) -> dict:
-    """Train a run until it has spent `due` (None: for all of its steps), and examine its students."""
-    path = args.out / name
-    words = ["--base", args.base, "--out", str(args.out), "--seed", str(seed), "--probe-every", "5", *args.train,
-             *shlex.split(flags)]
-    if not {"--single", "--pop"} & set(words):
-        words += ["--pop", str(args.pop)]
-    words += ["--resume", str(path)] if RunDir(path, writes=False).steps() else ["--name", name]
-    if due is not None:
-        words += ["--steps", "1000000"]
-    rows = RunDir(path, writes=False).rows("metrics.jsonl")
-
-    def met(row: dict | None = None) -> bool:
-        rows.extend([row] if row else [])
-        before, now = [0, 0, *spent(rows)][-2:]
-        return due is not None and now + (now - before) / 2 >= due
-
-    if not met():
-        with open(args.out / f"{name}.log", "a") as log, contextlib.redirect_stdout(log):
-            train.main(config_of(parse_args(None, words)), met)
-    with open_sandbox("auto", "micro") as sandbox:
-        chosen, tested = accuracy(path, "validation", sandbox), accuracy(path, "test", sandbox)
-    best = max(chosen, key=chosen.get)
-    tokens = spent(rows)[-1]
-    return dict(run=name, tokens=tokens, validation=chosen[best], deployed=tested[best],
-                end=statistics.fmean(tested.values()), area=area(rows, due or tokens))
-
-
-def run_all(args: argparse.Namespace, arms: dict[str, tuple]) -> None:
-    """Train and examine every run that is not yet in results.jsonl."""
-    file = args.out / "results.jsonl"
-    args.out.mkdir(parents=True, exist_ok=True)
-    done = {r["run"]: r for r in map(json.loads, file.read_text().splitlines())} if file.exists() else {}
-    for seed in args.seeds:
-        for arm, (flags, share, n) in arms.items():
-            for i in range(n):
-                name = f"{arm}-s{seed}" + f".{i}" * (n > 1)
-                if name in done:
-                    continue
-                due = None if arm == "full" else share * done[f"full-s{seed}"]["tokens"]
-                done[name] = train_run(args, name, flags, seed + 1000 * i, due) | dict(arm=arm, seed=seed)
-                with open(file, "a") as f:
-                    f.write(json.dumps(done[name]) + "\n")
-                print(done[name], flush=True)
-
-
-def table(rows: list[dict], measure: str, reference: str) -> str:
-    """Means of each arm, and differences to the reference, paired by seed. Of several runs of a seed the deployed one
-    is that which is best on validation; else their mean."""
-    by_arm = {}
+def by_arm(rows: list[dict], measure: str) -> dict[str, dict[int, float]]:
+    """Returns arm -> seed -> a measure. Several runs of a seed have their mean, but one deployed student of all."""
+    found = {}
     for row in rows:
-        by_arm.setdefault(row["arm"], {}).setdefault(row["seed"], []).append(row)
-    values = {}
-    for arm, seeds in by_arm.items():
-        values[arm] = {}
+        found.setdefault(row["arm"], {}).setdefault(row["seed"], []).append(row)
+    for seeds in found.values():
         for seed, own in seeds.items():
-            one = {m: statistics.fmean(r[m] for r in own) for m in ("area", "end")}
-            one["deployed"] = max(own, key=lambda r: r["validation"])["deployed"]
-            values[arm][seed] = one
-    demand(reference in values, f"--reference {reference}: there is no run of it")
-    out = [f"{'arm':18} seeds   area    end deployed | {measure} of {reference} less it, 95% interval, p, verdict"]
-    for arm, seeds in values.items():
-        means = [statistics.fmean(one[m] for one in seeds.values()) for m in ("area", "end", "deployed")]
-        told = f"{arm:18} {len(seeds):5} {means[0]:6.3f} {means[1]:6.3f} {means[2]:8.3f} |"
-        x = np.array([values[reference][s][measure] - seeds[s][measure] for s in seeds if s in values[reference]])
-        if arm != reference and len(x) >= 5:
-            (low, high), p = bootstrap(x), sign_flip(x)
-            verdict = "too few seeds" if len(x) < FEWEST else "cannot tell" if p >= 0.05 else "ahead" if x.mean() > 0 else "behind"
-            told += f" {x.mean():+.3f} ({low:+.3f} .. {high:+.3f}) {p:.4f} {verdict}"
-        out.append(told)
-    return "\n".join(out) + "\np is not corrected: of twenty arms one is below .05 by luck"
+            seeds[seed] = statistics.fmean(row[measure] for row in own)
+            if measure == "deployed":
+                seeds[seed] = max(own, key=lambda row: row["validation"])["deployed"]
+    return found
 
 
-def main() -> None:
-    """The command line."""
+def contrasts(rows: list[dict], measure: str, pairs: list[tuple[str, str]]) -> list[dict]:
+    """Returns for each pair of arms the first one's measure less the other's, paired by seed, with an interval and with
+    p corrected for all pairs (Holm)."""
+    values = by_arm(rows, measure)
+    lines = []
+    for one, other in pairs:
+        seeds = sorted(values[one].keys() & values[other].keys())
+        x = np.array([values[one][seed] - values[other][seed] for seed in seeds])
+        if seeds:
+            lines.append(dict(contrast=f"{one} - {other}", seeds=len(seeds), difference=float(x.mean()),
+                              interval=interval_of_runs(x) or "", p=sign_flip(x)))
+    for line, p in zip(lines, holm([line["p"] for line in lines])):
+        line["p_holm"] = p
+        line["verdict"] = "ahead" if line["difference"] > 0 else "behind"
+        if p >= 0.05:
+            line["verdict"] = "cannot tell"
+        if line["seeds"] < FEWEST:
+            line["verdict"] = "too few seeds"
+    return lines
+
+
+def table(rows: list[dict], measure: str, pairs: list[tuple[str, str]]) -> str:
+    """Returns the means of each arm, the contrasts, and the runs that missed their budget by 5%, as text."""
+    lines = {}
+    for name in ("steps", *MEASURES, "births", "helped"):
+        if all(name in row for row in rows):
+            for arm, seeds in by_arm(rows, name).items():
+                line = lines.setdefault(arm, dict(arm=arm, seeds=len(seeds)))
+                line[name] = statistics.fmean(seeds.values())
+    missed = [f"{row['run']} spent {row['spent']:.2f} of its budget" for row in rows if abs(row["spent"] - 1) > 0.05]
+    return "\n\n".join([aligned(list(lines.values())), measure, aligned(contrasts(rows, measure, pairs)), *missed])
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the command line."""
     p = parser_of("python -m eval.ablate", __doc__)
-    p.add_argument("--base", default=Config.base)
-    p.add_argument("--arms", default="no-evolution,uniform,pair,single-long,singles,frozen-teachers")
-    p.add_argument("--arm", action="append", default=[], help='"name: --flag value ..."; several times')
-    p.add_argument("--seeds", default="0,1,2")
-    p.add_argument("--pop", type=int, default=8)
-    p.add_argument("--out", type=Path, default=Path("out/ablate"))
-    p.add_argument("--from", dest="source", type=Path, nargs="+", default=[], metavar="DIR", help="only the table")
-    p.add_argument("--measure", default="deployed", choices=("deployed", "area", "end"))
-    p.add_argument("--reference", default="full")
-    p.add_argument("train", nargs=argparse.REMAINDER, help="-- and flags of train.py for every arm")
-    args = p.parse_args()
-    args.train = args.train[1:]
-    args.seeds = list(map(int, args.seeds.split(",")))
-    own = {name.strip(): (flags, 1.0, 1) for name, _, flags in (text.partition(":") for text in args.arm)}
-    arms = {"full": ARMS["full"]} | {name: ARMS[name] for name in args.arms.split(",") if name} | own
-    if not args.source:
-        run_all(args, arms)
-    rows = []
-    for path in args.source or [args.out]:
-        rows += map(json.loads, (path / "results.jsonl").read_text().splitlines())
-    print(table(rows, args.measure, args.reference))
+    add = p.add_argument
+    add("--base", default=Config.base)
+    add("--arms", default=USUAL, help=f"beside full, with commas, of {', '.join(ARMS)} ({USUAL})")
+    add("--arm", action="append", default=[], help='one of your own, "name: --flag value ..."; several times')
+    add("--seeds", nargs="+", default=["0,1,2"], help=f"whole numbers below {STRIDE}")
+    add("--steps", type=int, default=None, help="of full; default: as train.py")
+    add("--pop", type=int, default=8)
+    add("--limit", type=int, default=72, help="held-out tasks of each type and split")
+    add("--heldout", default="", metavar="FILE", help="held-out tasks of your own, such as a type of your own needs")
+    add("--out", type=Path, default=Path("out/ablate"))
+    add("--device", default="auto")
+    add("--plan", action="store_true", help="only print the runs")
+    add("--from", dest="source", type=Path, nargs="+", default=[], metavar="DIR", help="only the table")
+    add("--measure", default="deployed", choices=MEASURES)
+    add("--reference", default=FULL, help="the arm with which the others are compared")
+    add("--contrast", action="append", default=[], metavar="ONE,OTHER", help="a further pair; several times")
+    return p
+
+
+def pairs_of(args: argparse.Namespace, arms: list[str]) -> list[tuple[str, str]]:
+    """Returns the pairs of arms that are compared. Raises UserError for an arm that is not there."""
+    pairs = [(args.reference, arm) for arm in arms if arm != args.reference]
+    pairs += [tuple(text.split(",")) for text in args.contrast]
+    for pair in [(args.reference, args.reference), *pairs]:
+        demand(len(pair) == 2 and set(pair) <= set(arms), f"--reference, --contrast: {','.join(pair)} is not two of the "
+               f"arms {', '.join(arms)}")
+    return pairs
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command line."""
+    words = sys.argv[1:] if argv is None else argv
+    at = words.index("--") if "--" in words else len(words)
+    args = parser().parse_args(words[:at])
+    args.train = words[at + 1:]
+    if args.source:
+        rows = [row for path in args.source for row in read(path)]
+        pairs = pairs_of(args, list(dict.fromkeys(row["arm"] for row in rows)))
+    else:
+        seeds = ",".join(args.seeds).split(",")
+        demand(all(re.fullmatch(r"\d{1,3}", seed) for seed in seeds), f"--seeds {' '.join(args.seeds)}: give whole "
+               f"numbers below {STRIDE}, as in --seeds 0 1 2")
+        args.seeds = sorted(set(map(int, seeds)))
+        demand(args.pop > 0 and args.pop % 2 == 0, f"--pop {args.pop}: give an even number")
+        arms = arms_of(args)
+        pairs = pairs_of(args, list(arms))
+        full = settled(args, arms)
+        args.steps = args.steps or full.steps
+        runs = plan(args, arms)
+        if args.plan:
+            return show_plan(args, runs)
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_heldout(args, full)
+        run_all(args, runs)
+        rows = [row for row in read(args.out) if row["arm"] in arms]
+    demand(rows and all(args.measure in row for row in rows), f"--measure {args.measure}: some of these runs lack it; "
+           "the command that trained them adds it")
+    print(table(rows, args.measure, pairs))
+
+
+def write_heldout(args: argparse.Namespace, cfg: Config) -> None:
+    """Writes the validation tasks as a file for train.py --heldout, so that probes ask what is asked after a run."""
+    lines = []
+    for kind in cfg.task_types if not args.heldout else ():
+        for _, task in draw(kind, "validation", args.limit)[:args.limit]:
+            lines.append(json.dumps(dict(kind=kind, program=task.program, inputs=task.inputs, message=task.message)))
+    (args.out / "heldout.jsonl").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""What every benchmark shares: base and members answer the same questions in mixed batches, and a table compares them.
+"""Holds what every benchmark shares: base and members answer the same questions in mixed batches.
 
-Answers go to answers.jsonl as they come, the numbers to summary.json and the terminal; the same command goes on where it
-stopped. A question counts once, as the mean of its samples. Shares have Wilson intervals, differences to the base paired
-bootstrap intervals.
+Answers go to answers.jsonl as they come, the numbers go to summary.json and to the terminal. The same command
+goes on where it stopped. A question counts once, as the mean of its samples. Shares have Wilson intervals.
+Differences to the base have bootstrap intervals, paired by question.
 """
 import argparse
+import gzip
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -14,171 +16,331 @@ from zlib import crc32
 import numpy as np
 from tqdm import tqdm
 
-from common import demand, parser_of
-from ranks import DTYPES, Ranks, pick_dtype
-from config import PRESETS
+from common import demand, json_object, parser_of
+from config import Config
 from eval.stats import bootstrap, pass_at_k, wilson
 from evolve import member_order
-from generate import Prompts, SamplingParams, generate
 from lora import Adapters
-from model import Base
-from run import RunDir
+from ranks import Ranks
+from run import RunDir, members_dir, prepare
+from selfplay import Setup, write
+from tasks.base import UNJUDGED
+from tasks.programs import Limits
 from tasks.prompts import Prompt
-from tasks.rendering import decode_answers, render
-from weights import files_hash, load_base, load_peft, read_peft
+from tasks.rendering import render
+from weights import files_hash, load_peft, read_peft
 
 BASE = "base"                       # the bare base's name among the members
-AT_ONCE = 8                         # rollout batches of one call of generate, after which answers are written
+NOT_PLAIN = "not plain"             # the verdict on an answer that plain values cannot judge
+CALL_BATCHES = 4                    # rollout batches of one call of `write`, after which its answers are on the disk
+# benchmark -> its published files and their addresses
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
+# name, default, help
+FLAGS = (
+    ("base", "", "directory or hub id; default: what the members were trained on"),
+    ("run", "", "a run's directory, out/NAME: the members of its best checkpoint"),
+    ("prompt-format", "", "default: the run's, else the base's"),
+    ("bench", "", "names, separated by commas; default: all that are there"),
+    ("limit", None, "questions of each benchmark"),
+    ("samples", 1, "answers to each question; several give pass@k"),
+    ("temperature", 0.0, "0 = greedy"),
+    ("rollout-batch", None, "rows that decode together"),
+    ("out", "", "for answers and summary; default: eval-NAME under the run, else under out"),
+    ("seed", 0, "of the draws"),
+    ("device", "auto", "auto, cpu or cuda"),
+    ("dtype", "auto", "as train.py's"),
+)
 
 
 @dataclass(frozen=True)
 class Item:
-    """One question: a prompt, and whatever its judge wants to know."""
+    """Holds one question: its prompt, and whatever its judge wants to know."""
     bench: str
     id: str
     prompt: Prompt
     gold: object
 
 
-@dataclass
-class Population:
-    """The base and who answers on it: slots by member name, "base" (-1) last."""
-    base: Base
-    adapters: Adapters | None
-    slots: dict[str, int]
+# Takes (item, text) of answers and returns a dict for each: its "verdict", and what else answers.jsonl is to hold
+Judge = Callable[[list[tuple[Item, str]]], list[dict]]
 
 
-def parser(name: str, doc: str) -> argparse.ArgumentParser:
-    """The flags that benchmarks share."""
+# --- the base and its members -------------------------------------------------------------------------------
+
+def parser(name: str, doc: str, max_new_tokens: int | None = None) -> argparse.ArgumentParser:
+    """Returns a command line with the flags that benchmarks share."""
     p = parser_of(f"python -m eval.{name}", doc)
-    p.add_argument("--base", default="", help="directory or hub id; default: what the members were trained on")
-    p.add_argument("--run", default="", help="a run's directory, out/NAME: every member of its last checkpoint")
-    p.add_argument("--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories")
-    p.add_argument("--prompt-format", default="", help="default: as the base wants")
-    p.add_argument("--bench", default="", help="names, separated by commas; default: all")
-    p.add_argument("--limit", type=int, default=None, help="questions of each benchmark")
-    p.add_argument("--samples", type=int, default=1, help="answers to each question; several give pass@k")
-    p.add_argument("--temperature", type=float, default=0.0, help="0 = greedy")
-    p.add_argument("--max-new-tokens", type=int, default=None, help="of an answer; default: as in training")
-    p.add_argument("--out", default="", help="for answers and summary; default: eval-NAME under the run")
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--device", default="auto")
-    p.add_argument("--dtype", default="auto", choices=("auto", *DTYPES, "int8"))
+    for flag, default, help in FLAGS:
+        kind = int if default is None else type(default)
+        p.add_argument(f"--{flag}", default=default, type=kind, help=help)
+    p.add_argument("--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, checkpoints or runs")
+    told = max_new_tokens or "as in training"
+    p.add_argument("--max-new-tokens", type=int, default=max_new_tokens, help=f"tokens of an answer ({told})")
     return p
 
 
-def load(args: argparse.Namespace) -> Population:
-    """The base, --run's last checkpoint and --adapters."""
-    paths = [Path(path) for path in args.adapters]
-    if args.run:
-        steps = RunDir(args.run, writes=False).steps()
-        demand(steps, f"--run {args.run}: no checkpoint there")
-        found = Path(args.run, f"step_{steps[-1]}").glob("*/adapter_config.json")
-        paths += sorted((path.parent for path in found), key=lambda path: member_order(path.name))
-    first = read_peft(paths[0])[0] if paths else {}
-    name = args.base or first.get("base_model_name_or_path")
+def peft_directories(given: str) -> list[Path]:
+    """Returns the adapters in a run or in a checkpoint, or the PEFT directory itself. Raises UserError for none."""
+    path = Path(given).expanduser()
+    if (path / "adapter_config.json").exists():
+        return [path]
+    found = [file.parent for file in members_dir(path).glob("*/adapter_config.json")]
+    demand(found, f"{given} holds no adapter: give a run (out/NAME), a checkpoint or a PEFT directory")
+    return sorted(found, key=lambda path: member_order(path.name))
+
+
+def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:
+    """Returns the base with the members of --run and --adapters on it, and each one's slot by name. The bare base
+    is the last name, with slot -1."""
+    paths = []
+    for given in filter(None, [args.run, *args.adapters]):
+        paths += peft_directories(given)
+    name = args.base
+    if paths:
+        config, _, factors = read_peft(paths[0])
+        name = name or config["base_model_name_or_path"]
     demand(name, "give --base (a directory or hub id), --run or --adapters")
-    device = Ranks.join(args.device).device
-    dtype = DTYPES[pick_dtype(args.dtype, device)]
-    base = load_base(name, dtype, device, int8=args.dtype == "int8")
-    base = Base(**vars(base) | dict(prompt_format=args.prompt_format or base.prompt_format))
-    args.max_new_tokens = args.max_new_tokens or PRESETS[base.prompt_format]["max_new_tokens"]
+    prompt_format = args.prompt_format or "auto"
+    started = Path(args.run, "config.json")
+    if args.run and not args.prompt_format and started.exists():
+        prompt_format = json_object(started.read_text())["prompt_format"]
+    ranks = Ranks.join(args.device)
+    cfg = Config(
+        base=name,
+        prompt_format=prompt_format,
+        seed=args.seed,
+        max_new_tokens=args.max_new_tokens,
+        rollout_batch=args.rollout_batch,
+        dtype=args.dtype,
+        dedupe="off")
+    cfg, base = prepare(cfg, ranks)
+    base_hash = files_hash(base.path)
     adapters = None
     if paths:
-        layers = set(read_peft(paths[0])[2])
-        adapters = Adapters.on(base.model, len(paths), first["r"], first["lora_alpha"], layers, device)
-        base_hash = files_hash(base.path)
-        for slot, path in enumerate(paths):
-            load_peft(adapters, slot, path, base_hash)
+        layers = set(factors)
+        adapters = Adapters.on(base.model, len(paths), config["r"], config["lora_alpha"], layers, ranks.device)
     names = [path.name for path in paths]
     if len(set(names)) < len(names):
         names = ["/".join(path.resolve().parts[-3:]) for path in paths]
-    return Population(base, adapters, dict(zip(names, range(len(paths)))) | {BASE: -1})
+    slots = {}
+    for slot, path in enumerate(paths):
+        load_peft(adapters, slot, path, base_hash)
+        slots[names[slot]] = slot
+    slots[BASE] = -1
+    limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
+    return Setup(cfg, base, adapters, ranks, None, limits, base_hash), slots
 
 
-def answer_all(args: argparse.Namespace, population: Population, items: list[Item], name: str,
-               judge: Callable[[list[tuple[Item, str]]], list[dict]]) -> tuple[Path, list[dict]]:
-    """Everybody's answers to every item, judged: rows of answers.jsonl. judge: of (item, text) a dict with
-    `correct`, None where it could not be judged. Each draw is keyed by item, member and sample."""
-    out = Path(args.out or Path(args.run or "out") / f"eval-{name}")
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "answers.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    done = {(row["bench"], row["id"], row["member"]) for row in rows}
-    base = population.base
-    todo = []
-    for item in items:
-        rendered = render(item.prompt, base.prompt_format, base.tokenizer)
-        todo += [(item, member, rendered) for member in population.slots if (item.bench, item.id, member) not in done]
-    todo.sort(key=lambda question: len(question[2].ids))
-    n, batch = args.samples, PRESETS[base.prompt_format]["rollout_batch"]
-    size = max(1, AT_ONCE * batch // n)
-    with open(file, "a") as log:
-        for start in tqdm(range(0, len(todo), size), "answers", disable=None):
-            part = todo[start:start + size]
-            keys = [(args.seed, crc32(f"{item.bench}/{item.id}".encode()), crc32(member.encode()), sample)
-                    for item, member, _ in part for sample in range(n)]
-            prompts = Prompts([r.ids for *_, r in part], [population.slots[m] for _, m, _ in part], keys)
-            sampling = SamplingParams(n, args.temperature, args.max_new_tokens, batch, part[0][2].closing)
-            rollout = generate(base, population.adapters, prompts, sampling)
-            texts = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
-            asked = [(part[i // n][0], part[i // n][2].opening + text) for i, text in enumerate(texts)]
-            for i, ((item, text), verdict) in enumerate(zip(asked, judge(asked))):
-                rows.append(dict(bench=item.bench, id=item.id, member=part[i // n][1], sample=i % n,
-                                 tokens=int(rollout.n_tokens[i]), text=text, **verdict))
-                log.write(json.dumps(rows[-1]) + "\n")
-    return out, rows
+# --- published files ----------------------------------------------------------------------------------------
+
+def located(data: str, file: str) -> Path | None:
+    """Returns the path of a published file, perhaps compressed, in the directory `data` or as `data` itself."""
+    path = Path(data).expanduser()
+    for candidate in (path, path / file, path / f"{file}.gz"):
+        if candidate.is_file() and candidate.name in (file, f"{file}.gz"):
+            return candidate
+    return None
 
 
-def summarise(rows: list[dict]) -> list[dict]:
-    """One dict per benchmark and member, and for the means of students and teachers: share of right answers with its
-    interval, difference to the base, pass@k. What could not be judged for anybody counts for nobody."""
-    failed = {(row["bench"], row["id"]) for row in rows if row["correct"] is None}
-    marks = {}                          # bench -> member -> item -> whether each sample is right
-    for row in rows:
-        if (row["bench"], row["id"]) not in failed:
-            members = marks.setdefault(row["bench"], {})
-            members.setdefault(row["member"], {}).setdefault(row["id"], []).append(row["correct"])
-    out = []
-    for bench, members in marks.items():
-        columns = {}
-        for name, items in members.items():
-            columns[name] = np.array([items[i] for i in sorted(items)], float)       # (questions, samples)
-        for role in "ST":
-            own = [x for name, x in columns.items() if name.rpartition("/")[2][0] == role]
-            if len(own) > 1:
-                columns[f"mean {role}"] = np.mean(own, axis=0)
-        for name, right in columns.items():
-            share = right.mean(1)
-            line = dict(bench=bench, member=name, n=len(share), accuracy=share.mean(),
-                        interval=wilson(share.sum(), len(share)))
-            if BASE in columns and name != BASE:
-                line["minus_base"] = (share - columns[BASE].mean(1)).mean()
-                line["minus_base_interval"] = bootstrap(share - columns[BASE].mean(1)).tolist()
-            n = right.shape[1]
-            if n > 1 and not name.startswith("mean"):
-                line[f"pass@{n}"] = np.mean([pass_at_k(n, int(c), n) for c in right.sum(1)])
-            out.append(line)
+def benchmarks(args: argparse.Namespace, known: tuple[str, ...]) -> list[str]:
+    """Returns the benchmarks of --bench, else those whose files lie in --data. Raises UserError where one is
+    unknown, or a file is missing."""
+    there = []
+    for name in known:
+        if all(located(args.data, file) for file in PUBLISHED[name]):
+            there.append(name)
+    chosen = args.bench.split(",") if args.bench else there
+    demand(chosen, f"--data {args.data} holds no file of {', '.join(known)}: eval/published.json has their addresses")
+    for name in chosen:
+        demand(name in known, f"--bench {name}: give some of {', '.join(known)}")
+        demand(name in there, f"--data {args.data} lacks a file of {name}. Put it there: {PUBLISHED[name]}")
+    return chosen
+
+
+def published_rows(data: str, bench: str) -> Iterator[dict]:
+    """Yields the rows of a benchmark's files, which are JSON lines."""
+    for file in PUBLISHED[bench]:
+        path = located(data, file)
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8") as f:
+            yield from map(json_object, f)
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+def open_results(
+    args: argparse.Namespace,
+    name: str,                          # of the directory, where --out gives none
+    setup: Setup,
+    slots: dict[str, int],
+    **more: object,                     # what else the answers depend on
+) -> RunDir:
+    """Returns the directory of the answers. Raises UserError where it holds answers that were made otherwise, for
+    example by a member that has learned since. Other members and benchmarks may be added."""
+    demand(args.samples == 1 or args.temperature > 0, f"--samples {args.samples} at temperature 0 are as many times "
+           "the same answer: give --temperature 1, too")
+    out = RunDir(args.out or Path(args.run or "out", f"eval-{name}"))
+    cfg = setup.cfg
+    made = dict(
+        base=setup.base_hash,
+        prompt_format=cfg.prompt_format,
+        max_new_tokens=cfg.max_new_tokens,
+        dtype=cfg.dtype,
+        seed=cfg.seed,
+        samples=args.samples,
+        temperature=args.temperature,
+        **more)
+    for member, slot in slots.items():
+        digest = hashlib.sha256()
+        for A, B in setup.adapters.factors(slot).values() if slot >= 0 else ():
+            digest.update(A.cpu().numpy().tobytes() + B.cpu().numpy().tobytes())
+        made[member] = digest.hexdigest()
+    before = out.config() if (out.path / "config.json").exists() else {}
+    changed = [key for key in made if before.get(key, made[key]) != made[key]]
+    demand(not changed, f"{out.path} holds answers made otherwise ({', '.join(changed)}): give another --out")
+    out.write_json("config.json", before | made)
     return out
 
 
+def answer_all(
+    args: argparse.Namespace,
+    out: RunDir,
+    setup: Setup,
+    slots: dict[str, int],              # who answers
+    items: list[Item],
+    judge: Judge,
+) -> list[dict]:
+    """Returns everybody's answers to every item, judged, as rows of answers.jsonl. `correct` is None where the
+    sandbox failed (such a row is not written) or plain values cannot judge."""
+    rows = out.rows("answers.jsonl")
+    whole = "".join(json.dumps(row) + "\n" for row in rows)
+    (out.path / "answers.jsonl").write_text(whole)      # without half a last line
+    done = {(row["bench"], row["id"], row["member"]) for row in rows}
+    base, new = setup.base, setup.cfg.max_new_tokens
+    context = base.model.cfg.max_position_embeddings
+    todo = []                           # (closing text, length, item, member)
+    for item in items:
+        rendered = render(item.prompt, base.prompt_format, base.tokenizer)
+        length = len(rendered.ids)
+        demand(length + new <= context, f"{item.bench} {item.id} has {length} tokens, which with --max-new-tokens "
+               f"{new} exceed the base's context of {context}")
+        for member in slots:
+            if (item.bench, item.id, member) not in done:
+                todo.append((rendered.closing, length, item, member))
+    todo.sort(key=lambda question: question[:2])
+    size = max(1, CALL_BATCHES * setup.cfg.rollout_batch // args.samples)
+    with tqdm(total=len(todo) * args.samples, desc="answers", disable=None) as bar:
+        while todo:
+            closing = todo[0][0]
+            part = [question for question in todo[:size] if question[0] == closing]     # one call has one
+            del todo[:len(part)]
+            own = answer_part(args, setup, slots, part, judge)
+            out.append("answers.jsonl", [row for row in own if row["verdict"] != UNJUDGED])
+            rows += own
+            bar.update(len(own))
+    wanted = {(item.bench, item.id) for item in items}
+    return [row for row in rows if (row["bench"], row["id"]) in wanted and row["member"] in slots]
+
+
+def answer_part(
+    args: argparse.Namespace,
+    setup: Setup,
+    slots: dict[str, int],
+    part: list[tuple],                  # questions of answer_all
+    judge: Judge,
+) -> list[dict]:
+    """Returns the rows of some questions, which are asked side by side. A draw is keyed by item, member and sample."""
+    prompts, members, keys, rows, asked = [], [], [], [], []
+    for _, _, item, member in part:
+        prompts.append(item.prompt)
+        members.append(slots[member])
+        for sample in range(args.samples):
+            keys.append((args.seed, crc32(f"{item.bench}/{item.id}".encode()), crc32(member.encode()), sample))
+            rows.append(dict(bench=item.bench, id=item.id, member=member, sample=sample))
+            asked.append(item)
+    rollout, texts = write(setup, prompts, members, keys, args.samples, args.temperature)
+    verdicts = judge(list(zip(asked, texts)))
+    for row, text, tokens, verdict in zip(rows, texts, rollout.n_tokens.tolist(), verdicts):
+        correct = None
+        if verdict["verdict"] not in (UNJUDGED, NOT_PLAIN):
+            correct = verdict["verdict"] == "correct"
+        row |= dict(tokens=tokens, text=text, correct=correct) | verdict
+    return rows
+
+
+# --- the table ----------------------------------------------------------------------------------------------
+
+def marks(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
+    """Returns bench -> member -> whether its answers are right (questions, samples). What could not be judged for
+    anybody counts for nobody."""
+    failed = {(row["bench"], row["id"]) for row in rows if row["correct"] is None}
+    found = {}
+    for row in rows:
+        if (row["bench"], row["id"]) not in failed:
+            items = found.setdefault(row["bench"], {}).setdefault(row["member"], {})
+            items.setdefault(row["id"], []).append(row["correct"])
+    for members in found.values():
+        for member, items in members.items():
+            members[member] = np.array([items[id] for id in sorted(items)], float)
+    return found
+
+
+def summarise(rows: list[dict]) -> list[dict]:
+    """Returns a dict per benchmark and member, and for the means of students and of teachers: the share of right
+    answers with its interval, malformed ones, the difference to the base, pass@k of k samples."""
+    lines = []
+    for bench, members in marks(rows).items():
+        groups = {name: [name] for name in members}
+        for role in "TS":
+            names = [name for name in members if name.rpartition("/")[2][0] == role]
+            if len(names) > 1:
+                groups[f"mean {role}"] = names
+        for name, names in groups.items():
+            right = np.mean([members[own] for own in names], axis=0)        # (questions, samples)
+            n, k = right.shape
+            share = right.mean(1)
+            line = dict(bench=bench, member=name, n=n, accuracy=share.mean(), interval=wilson(share.sum(), n))
+            own = [row for row in rows if row["bench"] == bench and row["member"] in names]
+            line["malformed"] = np.mean([row["verdict"] == "malformed" for row in own])
+            if BASE in members:
+                gain = share - members[BASE].mean(1)
+                line |= dict(minus_base=gain.mean(), minus_base_interval=bootstrap(gain).tolist())
+            if k > 1 and len(names) == 1:
+                line[f"pass@{k}"] = np.mean([pass_at_k(k, int(c), k) for c in right.sum(1)])
+            lines.append(line)
+    return lines
+
+
+def cell(value: object) -> str:
+    """Returns a value as text: an interval as "low .. high", a number with three digits."""
+    if isinstance(value, (list, tuple)):
+        return " .. ".join(map(cell, value))
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
 def table(lines: list[dict]) -> str:
-    """Dicts as text, a column for every key."""
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    cells = [names]
+    """Returns dicts as text, with a column for every key."""
+    names = {}                          # in the order in which they first come
     for line in lines:
-        row = []
-        for name in names:
-            x = line.get(name, "")
-            numbers = x if isinstance(x, (list, tuple)) else [x]
-            row.append(" .. ".join(f"{y:.3f}" if isinstance(y, float) else str(y) for y in numbers))
-        cells.append(row)
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+        names |= line
+    columns = []
+    for name in names:
+        texts = [name]
+        for line in lines:
+            texts.append(cell(line.get(name, "")))
+        width = max(map(len, texts))
+        columns.append([text.ljust(width) for text in texts])
+    return "\n".join(map(str.rstrip, map("  ".join, zip(*columns))))
 
 
-def conclude(out: Path, rows: list[dict]) -> None:
-    """Writes summary.json and prints the table."""
+def conclude(out: RunDir, rows: list[dict]) -> None:
+    """Writes summary.json, prints the table, and names the questions that count for nobody."""
     lines = summarise(rows)
-    (out / "summary.json").write_text(json.dumps(lines, indent=1))
-    print(f"{table(lines)}\nevery answer with its verdict: {out / 'answers.jsonl'}")
+    out.write_json("summary.json", lines)
+    print(table(lines))
+    reasons = {NOT_PLAIN: "give answers.jsonl to EvalPlus", UNJUDGED: "the sandbox failed, the same command asks again"}
+    for verdict, reason in reasons.items():
+        ids = sorted({row["id"] for row in rows if row["verdict"] == verdict})
+        if ids:
+            print(f"{len(ids)} questions count for nobody ({verdict}: {reason}): {', '.join(ids)}")
+    print(f"every answer with its verdict: {out.path / 'answers.jsonl'}")

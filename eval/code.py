@@ -1,127 +1,342 @@
-"""HumanEval+ (EvalPlus): a program is right where it returns what the published solution returns.
+"""Asks for programs: HumanEval+ and MBPP+ (EvalPlus), LiveCodeBench.
 
-    python -m eval.code --run out/NAME --data HumanEvalPlus.jsonl.gz
+    python -m eval.code --run out/NAME --data DIR               # the published files that lie in DIR
+    python -m eval.code --base DIR --data HumanEvalPlus.jsonl.gz
+    python -m eval.code --self-test --data DIR                  # do the published solutions pass?
 
-Programs run in the sandbox alone, in its wider profile. answers.jsonl has the programs as EvalPlus takes them (task_id,
-solution): for MBPP+, and for a number in a paper, let EvalPlus judge (docs/evaluation.md).
+Programs run in the sandbox alone, in its wider profile. A program is right if it returns what the published solution returns
+in the same sandbox, with EvalPlus' tolerance for floats. EvalPlus judges some problems by a rule of their own, and some
+results are no plain values. These are not judged here but counted and named, and answers.jsonl has all programs as EvalPlus
+takes them: `grep '"member": "S0"' answers.jsonl > S0.jsonl`, then `evalplus.evaluate --samples S0.jsonl`.
 """
 import ast
-import gzip
+import base64
+import io
 import json
-import math
+import pickle
 import re
+import sys
+import zlib
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 
-from common import Refused, leave
-from eval.answer import Item, answer_all, conclude, load, parser
+import numpy as np
+
+from common import Refused, demand, json_object, leave
+from eval.answer import NOT_PLAIN, Item, answer_all, benchmarks, conclude, load, open_results, parser, published_rows
 from sandbox.parsing import parse
+from sandbox.profiles import PROFILES
 from sandbox.values import decode
+from tasks.base import FAILED, UNJUDGED
 from tasks.literals import read_blocks
-from tasks.prompts import Prompt, concluded
-from verifier import Job, Sandbox
+from tasks.prompts import THINK, Prompt, concluded
+from verifier import Job, Sandbox, Verdict
 
-MAX_TEXT = 1 << 23
-MAX_CHARS = 24_000
+BENCHMARKS = ("humaneval+", "mbpp+", "livecodebench")
+MAX_TEXT = PROFILES["eval"].max_text
+MAX_CHARS = 24_000                  # of an answer that is read
+CANONICAL_S, ANSWER_S, SCRIPT_S = 120.0, 20.0, 6.0              # limits of CPU seconds; the last is that of one test
 KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+# Functions that EvalPlus judges by a rule of their own, not by ==
+OWN_RULE = set("""find_zero similar_elements find_char_long common_in_nested_lists extract_singly larg_nnum
+intersection_array find_dissimilar Diff check_str text_match_three text_starta_endb surface_Area digit_distance_nums
+are_equivalent sum_div""".split())
+# The words of EvalPlus (evalplus/codegen.py) and of LiveCodeBench (lcb_runner/prompts/code_generation.py)
+ASK = ("Please provide a self-contained Python script that solves the following problem in a markdown code block:\n"
+       "```\n{}\n```\n")
+BEGIN = ("Below is a Python script with a self-contained function that solves the problem and passes corresponding tests:\n"
+         "```python\n")
+LIVE_ASK = "### Question:\n{}\n\n### Format: {}\n```python\n{}\n```\n\n### Answer: (use the provided format with backticks)\n\n"
+LIVE_SYSTEM = ("You are an expert Python programmer. You will be given a question (problem specification) and will generate "
+               "a correct Python program that matches the specification and passes all tests. You will NOT return anything "
+               "except for the program.")
+LIVE_STARTER = ("You will use the following starter code to write the solution to the problem and enclose your code within "
+                "delimiters.")
+LIVE_STDIN = ("Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on the "
+              "sample inputs). Enclose your code within delimiters as follows.")
+# What LiveCodeBench puts before a program
+MODULES = "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
+PREAMBLE = "".join(f"from {name} import *\n" for name in (MODULES + " builtins typing").split())
+PREAMBLE += f"import {MODULES.replace(' ', ', ')}\nsys.setrecursionlimit(50000)\n"
 
+
+# --- problems -----------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem; its inputs are argument texts, the first n_base of them those of the base tests."""
+    """Holds one problem of a benchmark."""
     bench: str
     id: str
     prompt: str
-    entry: str
-    canonical: str
-    inputs: tuple[str, ...]
-    n_base: int
-    atol: float
-
-
-def call_text(arguments: list) -> str:
-    """Arguments as between the brackets of a call; infinity, which has no literal, as 1e999."""
-    return re.sub(r"(?<![\w'\"])inf(?![\w'\"])", "1e999", ", ".join(map(repr, arguments)))
+    entry: str | None               # the function that is called; None: a program that reads standard input
+    canonical: str = ""
+    inputs: tuple[str, ...] = ()    # as between the brackets of a call
+    atol: float = 0.0
+    starter: str = ""
+    packed: tuple[str, ...] = ()    # LiveCodeBench's tests, which are too large to be kept unpacked
 
 
 def problem_of(bench: str, row: dict) -> Problem:
-    """A problem from a line of its published file."""
-    canonical = row["canonical_solution"]
+    """Returns the problem in a row of a published file."""
+    if bench == "livecodebench":
+        entry = json_object(row["metadata"] or "{}").get("func_name")
+        return Problem(bench, row["question_id"], row["question_content"], entry, starter=row["starter_code"],
+                       packed=(row["public_test_cases"], row["private_test_cases"]))
+    id, prompt, entry, canonical = row["task_id"], row["prompt"], row["entry_point"], row["canonical_solution"]
     if bench == "humaneval+":
-        canonical = row["prompt"] + canonical
-    base = list(map(call_text, row["base_input"]))
-    plus = list(map(call_text, row["plus_input"] or []))
-    return Problem(bench, row["task_id"], row["prompt"], row["entry_point"], canonical,
-                   tuple(base + plus), len(base), row["atol"])
+        canonical = prompt + canonical
+    inputs = []
+    for arguments in [*row["base_input"], *(row["plus_input"] or [])]:
+        if bench == "mbpp+":
+            arguments = map(alike, arguments, shown_arguments(prompt, entry))
+        inputs.append(call_text(list(arguments)))
+    return Problem(bench, id, prompt, entry, canonical, tuple(inputs), row["atol"])
 
 
-def program_of(text: str, entry: str) -> str:
-    """The program in an answer: imports, definitions and assignments of its block of Python, up to where it stops
-    being Python. Calls and assertions at the top level, which show the function at work, are left out."""
-    for tag, body in read_blocks(text):
-        if tag in ("python", "") and f"def {entry}(" in body:
+def shown_arguments(prompt: str, entry: str) -> list:
+    """Returns the arguments of the call in the assertion that a prompt of MBPP+ shows."""
+    assertion = "assert" + prompt.strip().removesuffix('"""').partition("\nassert")[2]
+    for node in ast.walk(ast.parse(assertion)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == entry:
+            return list(map(ast.literal_eval, node.args))
+    return []
+
+
+def alike(value: object, shown: object, depth: int = 0) -> object:
+    """Returns a value of a JSON file with the types of the one that a prompt shows: JSON has no tuples and no complex
+    numbers. A container deeper than any that is shown is like the one around it."""
+    if depth == 0 and isinstance(value, str) and isinstance(shown, (int, complex)) and re.match(r"[-(\d]", value):
+        return complex(value)
+    if isinstance(value, dict) and isinstance(shown, dict):
+        return {key: alike(item, next(iter(shown.values()))) for key, item in value.items()}
+    if not isinstance(value, list) or not isinstance(shown, (list, tuple)):
+        return value
+    nested = shown if depth > 1 else None
+    for item in reversed(shown):
+        if isinstance(item, (list, tuple)):
+            nested = item
+    items = []
+    for i, item in enumerate(value):
+        like = shown[i] if i < len(shown) else nested
+        if isinstance(item, list) and not isinstance(like, (list, tuple)):
+            like = nested
+        items.append(alike(item, like, depth + 1))
+    return type(shown)(items)
+
+
+def call_text(arguments: list) -> str:
+    """Returns arguments as between the brackets of a call; infinity, which has no literal, is 1e999."""
+    pieces = re.split(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", ", ".join(map(repr, arguments)))
+    for outside in range(0, len(pieces), 2):            # every other piece is a string
+        pieces[outside] = re.sub(r"\binf\b", "1e999", pieces[outside])
+    return "".join(pieces)
+
+
+class NoClasses(pickle.Unpickler):
+    """Reads strings, numbers and containers."""
+
+    def find_class(self, module: str, name: str) -> None:
+        """Refuses whatever names a class or a function."""
+        raise pickle.UnpicklingError(f"names {module}.{name}")
+
+
+def live_tests(problem: Problem) -> list[tuple[str, str]]:
+    """Returns (input, output) of the tests, which LiveCodeBench packs as JSON or as base64 of zlib of pickled JSON."""
+    tests = []
+    for text in problem.packed:
+        if not text.lstrip().startswith("["):
+            text = NoClasses(io.BytesIO(zlib.decompress(base64.b64decode(text)))).load()
+        for test in json.loads(text):
+            given = test["input"]
+            if problem.entry:                           # an argument a line
+                given = call_text(list(map(json.loads, given.split("\n"))))
+            tests.append((given, test["output"]))
+    return tests
+
+
+# --- what is asked, and the program in an answer ------------------------------------------------------------
+
+def prompt_of(problem: Problem, prompt_format: str) -> Prompt:
+    """Returns the question in the benchmark's own words. EvalPlus begins the answer of a chat model and ends it with
+    its block."""
+    if problem.bench == "livecodebench":
+        form = LIVE_STARTER if problem.starter else LIVE_STDIN
+        user = LIVE_ASK.format(problem.prompt, form, problem.starter or "# YOUR CODE HERE")
+        return Prompt(user, THINK if prompt_format == "base" else "", LIVE_SYSTEM)
+    user = ASK.format(problem.prompt.strip())
+    if prompt_format == "base":
+        return Prompt(user, THINK)
+    return Prompt(user, BEGIN, closing="\n```\n")
+
+
+def program_of(text: str, problem: Problem) -> str:
+    """Returns the program in an answer, "" where there is none. For LiveCodeBench it is the last block of Python. Else
+    it is the first block with the function, up to where it stops being Python, without what the top level does to
+    show the function at work."""
+    blocks = [body for tag, body in read_blocks(text) if tag in ("python", "")]
+    if problem.bench == "livecodebench":
+        return (blocks or [text])[-1]
+    for body in blocks:
+        if f"def {problem.entry}(" in body:
             text = body
             break
-    lines = text.split("\n")
+    lines = text[:MAX_CHARS].split("\n")
     while lines:
         try:
             tree = parse("\n".join(lines), MAX_CHARS)
-            break
         except Refused:
             lines.pop()
-    else:
-        return ""
-    kept = [node for node in tree.body if isinstance(node, KEPT)]
-    return ast.unparse(ast.Module(kept, []))
+            continue
+        kept = [node for node in tree.body if isinstance(node, KEPT)]
+        return ast.unparse(ast.Module(kept, []))
+    return ""
 
 
-def close(a: object, b: object, atol: float) -> bool:
-    """Equality with a tolerance for floats, as EvalPlus has it."""
-    if isinstance(b, float) and isinstance(a, (int, float)):
-        return a == b or math.isclose(a, b, rel_tol=1e-7, abs_tol=max(atol, 1e-6))
-    if isinstance(b, (list, tuple)) and type(a) is type(b):
-        return len(a) == len(b) and all(close(x, y, atol) for x, y in zip(a, b))
-    return a == b
+# --- verdicts -----------------------------------------------------------------------------------------------
+
+def equal(out: object, gold: object, atol: float) -> bool:
+    """Returns whether a value is right for EvalPlus: by ==, or, with a tolerance, near a value of the same type. Floats
+    have a tolerance of 1e-6 where the problem has none."""
+    if out == gold:
+        return True
+    kinds = set(map(type, gold)) if isinstance(gold, (list, tuple)) else {type(gold)}
+    if atol == 0 and kinds == {float}:
+        atol = 1e-6
+    if atol == 0 or type(out) is not type(gold):
+        return False
+    try:
+        return len(np.atleast_1d(out)) == len(np.atleast_1d(gold)) and np.allclose(out, gold, rtol=1e-7, atol=atol)
+    except (TypeError, ValueError, OverflowError):      # not numbers, of several shapes, too large
+        return False
+
+
+def printed_alike(out: str, gold: str) -> bool:
+    """Returns whether two outputs are equal line by line, as text or as decimal numbers."""
+    ours, theirs = out.strip().split("\n"), gold.strip().split("\n")
+    if len(ours) != len(theirs):
+        return False
+    for a, b in zip(ours, theirs):
+        try:
+            same = a.strip() == b.strip() or list(map(Decimal, a.split())) == list(map(Decimal, b.split()))
+        except InvalidOperation:                        # a word is no number
+            same = False
+        if not same:
+            return False
+    return True
 
 
 class Judge:
-    """Runs programs on all inputs; what the published solutions return is kept."""
+    """Runs programs on all inputs of their problems. What published solutions return is kept."""
 
-    def __init__(self, sandbox: Sandbox):
+    def __init__(self, sandbox: Sandbox, prompt_format: str):
         self.sandbox = sandbox
-        self.wanted = {}                # problem's id -> outputs; None where there is no plain value
+        self.prompt_format = prompt_format
+        self.golds = {}                 # id of a problem of EvalPlus -> outputs, None where one is no plain value
 
     def __call__(self, asked: list[tuple[Item, str]]) -> list[dict]:
-        new = list({item.gold.id: item.gold for item, _ in asked if item.gold.id not in self.wanted}.values())
-        jobs = [Job(p.canonical, p.inputs, p.entry, cpu_s=120.0) for p in new]
-        for p, verdict in zip(new, self.sandbox.run(jobs)):
-            self.wanted[p.id] = verdict.outputs
-        rows, jobs = [], []
+        """Returns a row for each answer: its program, the verdict, and the first reason why not."""
+        self.learn([item.gold for item, _ in asked])
+        rows, jobs, golds = [], [], []
         for item, text in asked:
-            p = item.gold
-            rows.append(dict(task_id=p.id, solution=program_of(concluded(text, "chat"), p.entry)))
-            jobs.append(Job(rows[-1]["solution"], p.inputs, p.entry, give_up=True, cpu_s=20.0))
-        for (item, _), row, verdict in zip(asked, rows, self.sandbox.run(jobs)):
-            row["correct"] = None if verdict.end == "sandbox failure" else True
-            for out, gold in zip(verdict.outputs, self.wanted[item.id]):
-                if row["correct"] and gold is not None and out != gold:
-                    row["correct"] = out is not None and close(decode(out, MAX_TEXT), decode(gold, MAX_TEXT), item.gold.atol)
+            problem = item.gold
+            program = program_of(concluded(text, self.prompt_format), problem)
+            rows.append(dict(task_id=problem.id, solution=program))
+            if problem.bench == "livecodebench":
+                inputs, outputs = zip(*live_tests(problem))
+                jobs.append(live_job(problem, program, inputs))
+                golds.append(outputs)
+            else:
+                jobs.append(Job(program, problem.inputs, problem.entry, give_up=True, cpu_s=ANSWER_S))
+                golds.append(self.golds[problem.id])
+        for (item, _), row, gold, verdict in zip(asked, rows, golds, self.sandbox.run(jobs)):
+            row["verdict"], row["why"] = "malformed", "no program"
+            if row["solution"]:
+                row["verdict"], row["why"] = judged(item.gold, gold, verdict)
         return rows
 
+    def learn(self, problems: list[Problem]) -> None:
+        """Fills in the golds of problems that are asked for the first time."""
+        new = {}
+        for problem in problems:
+            if problem.bench != "livecodebench" and problem.id not in self.golds:
+                new[problem.id] = problem
+        jobs = [Job(p.canonical, p.inputs, p.entry, give_up=True, cpu_s=CANONICAL_S) for p in new.values()]
+        for problem, verdict in zip(new.values(), self.sandbox.run(jobs)):
+            plain = None not in verdict.outputs and problem.entry not in OWN_RULE
+            self.golds[problem.id] = verdict.outputs if plain else None
 
-ASK = "Please provide a self-contained Python script that solves the following problem in a markdown code block:\n```\n{}\n```\n"
+
+def live_job(problem: Problem, program: str, inputs: tuple[str, ...]) -> Job:
+    """Returns the job that runs a program on tests of LiveCodeBench."""
+    code, entry = PREAMBLE + program, problem.entry
+    if entry:
+        owner = "Solution()." if "class Solution" in program else ""
+        code, entry = f"{code}\n_answer = {owner}{entry}\n", "_answer"
+    return Job(code, inputs, entry, give_up=True, cpu_s=SCRIPT_S)
 
 
-def main() -> None:
-    """The command line."""
-    p = parser("code", __doc__)
-    p.add_argument("--data", required=True, metavar="FILE")
-    args = p.parse_args()
-    population = load(args)
-    with gzip.open(args.data, "rt") as f:
-        problems = [problem_of("humaneval+", json.loads(line)) for line in f][:args.limit]
-    items = [Item(p.bench, p.id, Prompt(ASK.format(p.prompt.strip())), p) for p in problems]
+def judged(problem: Problem, golds: tuple | None, verdict: Verdict) -> tuple[str, str]:
+    """Returns the verdict on a program, and the first reason why it is not correct."""
+    if golds is None:
+        return NOT_PLAIN, ""
+    for i, (text, error, gold) in enumerate(zip(verdict.outputs, verdict.errors, golds)):
+        if error == FAILED:
+            return UNJUDGED, error
+        if text is None:
+            return "wrong", f"input {i}: {error}"
+        if text == gold:
+            continue
+        out = decode(text, MAX_TEXT)
+        if problem.bench != "livecodebench":
+            right = equal(out, decode(gold, MAX_TEXT), problem.atol)
+        elif problem.entry is None:
+            right = printed_alike(out, gold)
+        else:
+            right = (list(out) if isinstance(out, tuple) else out) == json.loads(gold)
+        if not right:
+            return "wrong", f"input {i}: another value"
+    return "correct", ""
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line. Returns 1 where a published solution does not pass the self-test."""
+    p = parser("code", __doc__, max_new_tokens=1024)
+    p.add_argument("--data", required=True, metavar="DIR", help="the published files, or one of them")
+    p.add_argument("--self-test", action="store_true", help="judge the published solutions; needs no model")
+    args = p.parse_args(argv)
+    problems = []
+    for bench in benchmarks(args, BENCHMARKS):
+        for number, row in enumerate(published_rows(args.data, bench)):
+            if number == args.limit:
+                break
+            problems.append(problem_of(bench, row))
     with Sandbox(2, profile="eval") as sandbox:
-        conclude(*answer_all(args, population, items, "code", Judge(sandbox)))
+        if args.self_test:
+            return self_test(problems, Judge(sandbox, "chat"))
+        setup, slots = load(args)
+        prompt_format = setup.base.prompt_format
+        items = [Item(p.bench, p.id, prompt_of(p, prompt_format), p) for p in problems]
+        out = open_results(args, "code", setup, slots)
+        rows = answer_all(args, out, setup, slots, items, Judge(sandbox, prompt_format))
+    conclude(out, rows)
+    return 0
+
+
+def self_test(problems: list[Problem], judge: Judge) -> int:
+    """Prints how many published solutions are correct, and those that are not. Returns 1 if one is wrong."""
+    asked = []
+    for problem in problems:
+        if problem.canonical:           # LiveCodeBench publishes none
+            asked.append((Item(problem.bench, problem.id, None, problem), f"```python\n{problem.canonical}\n```"))
+    counts = {}
+    for row in judge(asked):
+        counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1
+        if row["verdict"] != "correct":
+            print(f"{row['task_id']} {row['verdict']} {row['why']}"[:200], file=sys.stderr)
+    print(json.dumps(counts))
+    return int("wrong" in counts or "malformed" in counts)
 
 
 if __name__ == "__main__":

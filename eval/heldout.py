@@ -1,87 +1,121 @@
-"""Tasks of self-play that nobody was trained on, asked and judged as in training.
+"""Asks tasks that nobody was trained on, put and judged as self-play puts and judges its own.
 
-    python -m eval.heldout --run out/NAME                         # the micro domain's, base and members
+    python -m eval.heldout --run out/NAME                       # the micro domain's, base and members
     python -m eval.heldout --run out/NAME --samples 16 --temperature 1      # and pass@16
-    python -m eval.heldout --base DIR --tasks FILE                # any file of tasks, CRUXEval's too
+    python -m eval.heldout --base DIR --tasks cruxeval.jsonl    # CRUXEval: cruxeval-o and cruxeval-i
+    python -m eval.heldout --run out/NAME --tasks FILE          # your own, as for train.py --tasks
 
-The micro domain's tasks are programs by number of statements, word problems and puzzles that micro/programs.py keeps out
-of the base's training text. A hash of a program says whether it is of the validation or the test split: choose members on
-validation, claim on test.
+The micro domain's tasks are programs by number of statements, word problems and puzzles that micro/programs.py keeps out of the
+base's training text. A hash of a program says whether it is of the validation or of the test split: choose members on
+validation, make claims on test.
 """
 import argparse
 import functools
 import itertools
+from dataclasses import replace
+from pathlib import Path
 
+import selfplay
 from common import demand, leave
-from eval.answer import Item, Population, answer_all, conclude, load, parser
+from eval.answer import Item, answer_all, conclude, load, open_results, parser
 from micro.evaluate import ROWS, SEEN, SIZES, draw_tasks
-from tasks import TASK_TYPES, cruxeval, verify_answers
-from tasks.base import SPLITS, UNJUDGED, Task, split_of
-from tasks.programs import Limits
-from verifier import Verifier, open_sandbox
+from selfplay import Setup
+from tasks import cruxeval, read_tasks, verify_answers
+from tasks.base import SPLITS, Task, split_of
+from verifier import open_sandbox
 
 SEED = 2605                         # of the draws
+PER_SIZE = 60                       # tasks of one family and size
 FAMILIES = {family: (row, SIZES[row]) for row, family in ROWS.items()}
-FAMILIES["code_o_long"] = "out", range(7, 11)
+FAMILIES["code_o_long"] = "out", range(7, 11)           # longer than any program in the base's training text
+Named = list[tuple[str, str, Task]]                     # (bench, id, task)
 
 
 @functools.cache
 def draw(family: str, split: str, per_size: int) -> list[tuple[str, Task]]:
-    """(size/number, task) of a family in one split, the sizes in turn, but for those that the base may know."""
+    """Returns (size/number, task) of a family in one split, the sizes in turn. Sizes whose programs the base may know
+    are left out."""
     row, sizes = FAMILIES[family]
     columns = []
     for size in sizes:
-        column, numbers = {}, itertools.count()
-        while len(column) < per_size:
-            [task] = draw_tasks(row, size, 1, f"{SEED}/{next(numbers)}")
+        if size <= SEEN.get(family, 1):
+            continue
+        column = {}                     # text -> (id, task): no program comes twice
+        for number in itertools.count():
+            if len(column) == per_size:
+                break
+            task, = draw_tasks(row, size, 1, f"{SEED}/{number}")
             text = task.message or task.program
             if split_of(text) == split:
                 column.setdefault(text, (f"{size}/{len(column)}", task))
-        if size > SEEN.get(family, 1):
-            columns.append(column.values())
+        columns.append(column.values())
     return list(itertools.chain(*zip(*columns)))
 
 
-def items_of(named: list[tuple[str, str, Task]], prompt_format: str, limits: Limits) -> list[Item]:
-    """Questions from (bench, id, task)."""
-    return [Item(bench, id, TASK_TYPES[task.kind].solve(prompt_format, task, limits), task) for bench, id, task in named]
+def named_tasks(setup: Setup, split: str, file: str = "", benches: str = "", limit: int | None = None) -> Named:
+    """Returns the tasks of a split by benchmark: those of a file, else those of the micro domain; `limit` of each."""
+    if not file:
+        is_micro = setup.base.prompt_format == "micro"
+        known = [family for family in FAMILIES if is_micro or family != "math"]     # whose words are the micro format's
+        usual = [family for family in known if family in ROWS.values()]
+    else:
+        found = tasks_of_file(setup, split, file)
+        known = usual = list(found)
+    chosen = benches.split(",") if benches else usual
+    odd = sorted(set(chosen) - set(known))
+    demand(not odd, f"--bench {', '.join(odd)}: give some of {', '.join(known)}")
+    named = []
+    for bench in chosen:
+        tasks = found[bench] if file else draw(bench, split, PER_SIZE)
+        named += [(bench, id, task) for id, task in tasks[:limit]]
+    return named
 
 
-def judge(sandbox: Verifier, prompt_format: str, limits: Limits, asked: list[tuple[Item, str]]) -> list[dict]:
-    """The verdicts of self-play."""
-    tasks, texts = [item.gold for item, _ in asked], [[text] for _, text in asked]
-    verdicts = verify_answers(tasks, texts, prompt_format, limits, sandbox.run)
-    return [dict(correct=None if v == UNJUDGED else v == "correct", verdict=v) for [v] in verdicts]
+def tasks_of_file(setup: Setup, split: str, file: str) -> dict[str, list[tuple[str, Task]]]:
+    """Returns bench -> (id, task) of a split of a file of tasks or of CRUXEval's. Raises UserError for an empty split."""
+    found = {}
+    rows = cruxeval.rows_of(Path(file).read_text(encoding="utf-8"), split)
+    if rows:
+        for bench, kind in cruxeval.KINDS.items():
+            found[bench] = list(cruxeval.tasks_of(rows, kind, "exact", setup.sandbox.run).items())
+        return found
+    for number, task in enumerate(selfplay.make_tasks(setup, read_tasks(file), file), 1):
+        if split_of(task.message or task.program) == split:
+            found.setdefault(task.kind, []).append((str(number), task))
+    demand(found, f"--tasks {file} holds no task of the {split} split, which a hash of the program decides: add tasks")
+    return found
 
 
-def ask(args: argparse.Namespace, population: Population, named: list[tuple[str, str, Task]], sandbox: Verifier,
-        name: str) -> tuple:
-    """Everybody's answers to (bench, id, task)."""
-    prompt_format = population.base.prompt_format
-    limits = Limits.for_format(prompt_format)
-    return answer_all(args, population, items_of(named, prompt_format, limits), name,
-                      functools.partial(judge, sandbox, prompt_format, limits))
+def items_of(setup: Setup, named: Named) -> list[Item]:
+    """Returns tasks as questions."""
+    return [Item(bench, id, selfplay.prompt_student(setup, task), task) for bench, id, task in named]
 
 
-def main() -> None:
-    """The command line."""
+def judge(setup: Setup, asked: list[tuple[Item, str]]) -> list[dict]:
+    """Returns the verdicts of self-play."""
+    tasks = [item.gold for item, _ in asked]
+    texts = [[text] for _, text in asked]
+    verdicts = verify_answers(tasks, texts, setup.base.prompt_format, setup.limits, setup.sandbox.run)
+    return [dict(verdict=verdict) for verdict, in verdicts]
+
+
+def ask(args: argparse.Namespace, setup: Setup, slots: dict[str, int], named: Named, name: str) -> tuple:
+    """Returns the directory of results, and everybody's answers to tasks."""
+    out = open_results(args, name, setup, slots, split=args.split, tasks=args.tasks)
+    return out, answer_all(args, out, setup, slots, items_of(setup, named), functools.partial(judge, setup))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command line."""
     p = parser("heldout", __doc__)
     p.add_argument("--split", default="test", choices=SPLITS)
-    p.add_argument("--tasks", default="", metavar="FILE", help="cruxeval.jsonl")
-    args = p.parse_args()
-    population = load(args)
-    with open_sandbox("auto", population.base.prompt_format) as sandbox:
-        named = []
-        if args.tasks:
-            rows = cruxeval.rows_of(open(args.tasks).read(), args.split)
-            demand(rows, f"--tasks {args.tasks}: not the published file of CRUXEval")
-            for bench in args.bench.split(",") if args.bench else cruxeval.KINDS:
-                tasks = cruxeval.tasks_of(rows, cruxeval.KINDS[bench], "exact", sandbox.run)
-                named += [(bench, id, task) for id, task in list(tasks.items())[:args.limit]]
-        else:
-            for family in args.bench.split(",") if args.bench else ROWS.values():
-                named += [(family, id, task) for id, task in draw(family, args.split, 60)[:args.limit]]
-        conclude(*ask(args, population, named, sandbox, f"heldout-{args.split}"))
+    p.add_argument("--tasks", default="", metavar="FILE", help="tasks as JSON lines, or the published file of CRUXEval")
+    args = p.parse_args(argv)
+    setup, slots = load(args)
+    with open_sandbox("auto", setup.base.prompt_format) as sandbox:
+        setup = replace(setup, sandbox=sandbox)
+        named = named_tasks(setup, args.split, args.tasks, args.bench, args.limit)
+        conclude(*ask(args, setup, slots, named, f"heldout-{args.split}"))
 
 
 if __name__ == "__main__":

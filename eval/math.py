@@ -1,74 +1,146 @@
-"""Mathematics: GSM8K, MATH-500, AIME24, graded by math-verify (pip install -r requirements-eval.txt).
+"""Asks for short answers: seven benchmarks of mathematics, graded by math-verify, and MMLU.
 
-    python -m eval.math --run out/NAME --data DIR --bench gsm8k,math500
+    pip install -r requirements-eval.txt                        # math-verify
+    python -m eval.math --run out/NAME --data DIR               # the published files that lie in DIR
+    python -m eval.math --base DIR --data DIR --bench math500,aime24 --samples 4 --temperature 0.6
 
-DIR holds the published files as JSON lines (.gz): gsm8k, math500, aime24. Other benchmarks: docs/evaluation.md has the
-commands of EleutherAI's harness, which takes a member by peft=.
+math-verify is taken as it is, so that scores compare with those that others report. MMLU (2009.03300) is asked with five
+examples of its subject, and the first letter that an answer writes counts; --limit takes questions of all subjects in turn.
 """
-import gzip
-import json
+import csv
+import io
+import itertools
 import multiprocessing
-from pathlib import Path
+import re
+import tarfile
+from importlib.util import find_spec
 
 from common import demand, leave
-from eval.answer import Item, answer_all, conclude, load, parser
-from tasks.prompts import Prompt, concluded
+from eval.answer import Item, answer_all, benchmarks, conclude, load, located, open_results, parser, published_rows
+from tasks.prompts import THINK, Prompt, concluded
 
-SETS = ("gsm8k", "math500", "aime24")
+MATHEMATICS = ("aime24", "aime25", "amc23", "math500", "minerva", "gsm8k", "olympiadbench")
 ASK = "{}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
-LIMIT_S = 10.0                      # of one answer: some make sympy compute for hours
+CHOOSE = "The following is a multiple choice question about {}. Answer with the letter alone.\n\n{}"
+LIMIT_S = 10.0                      # to grade one answer: some make sympy compute for hours
+START_S = 120.0                     # to start the process that grades
+QUESTION = re.compile(r"(?:.*/)?(?P<split>dev|test)/(?P<subject>\w+)_(?P=split)\.csv")
 
 
-def items_of(bench: str, path: Path, limit: int | None) -> list[Item]:
-    """The first questions of a published file."""
-    found = [file for file in (path / f"{bench}.jsonl", path / f"{bench}.jsonl.gz") if file.exists()]
-    demand(found, f"--data {path} has no {bench}.jsonl")
-    with (gzip.open if found[0].suffix == ".gz" else open)(found[0], "rt", encoding="utf-8") as f:
-        rows = [json.loads(line) for line in f][:limit]
-    items = []
-    for number, row in enumerate(rows):
-        gold = str(row["answer"]).rpartition("####")[2].strip()
-        items.append(Item(bench, str(number), Prompt(ASK.format(row.get("problem") or row["question"])), gold))
-    return items
+# --- questions ----------------------------------------------------------------------------------------------
+
+def item_of(bench: str, number: int, row: dict, prefix: str) -> Item:
+    """Returns the question in a row of a published file. The gold is the answer (in GSM8K what follows "####"), in
+    OlympiadBench a list of one, in Minerva the solution, in whose box it stands."""
+    gold = row.get("answer", row.get("final_answer", row.get("solution")))
+    if isinstance(gold, list):
+        gold = gold[0]
+    gold = str(gold).rpartition("####")[2].strip()
+    id = row.get("unique_id", row.get("id", row.get("idx", number)))
+    question = row.get("problem") or row["question"]
+    return Item(bench, str(id), Prompt(ASK.format(question), prefix), gold)
 
 
-def grade(asked: tuple[str, str]) -> bool:
-    """Whether an answer states the gold one."""
+def mmlu(data: str, prefix: str) -> list[Item]:
+    """Returns the questions of MMLU's test split, the subjects in turn, from the authors' archive."""
+    path = located(data, "mmlu.tar")
+    demand(path, f"--data {data} has no mmlu.tar (eval/published.json has its address)")
+    asked = {"dev": {}, "test": {}}     # split -> subject -> (question with its choices, letter)
+    with tarfile.open(path) as tar:
+        for member in tar:
+            match = QUESTION.fullmatch(member.name)
+            if match:
+                rows = csv.reader(io.StringIO(tar.extractfile(member).read().decode("utf-8-sig"), newline=""))
+                found = asked[match["split"]][match["subject"]] = []
+                for question, a, b, c, d, letter in rows:
+                    found.append((f"{question}\nA. {a}\nB. {b}\nC. {c}\nD. {d}", letter.strip()))
+    by_subject = []
+    for subject, questions in sorted(asked["test"].items()):
+        named = subject.replace("_", " ")
+        shown = [(CHOOSE.format(named, question), letter) for question, letter in asked["dev"][subject][:5]]
+        own = []
+        for number, (question, letter) in enumerate(questions):
+            prompt = Prompt(CHOOSE.format(named, question), prefix, turns=tuple(shown))
+            own.append(Item("mmlu", f"{subject}/{number}", prompt, letter))
+        by_subject.append(own)
+    return [item for items in itertools.zip_longest(*by_subject) for item in items if item]
+
+
+# --- verdicts -----------------------------------------------------------------------------------------------
+
+def grade(text: str, gold: str) -> bool:
+    """Returns whether math-verify takes an answer for the gold one."""
     from math_verify import parse, verify
-    text, gold = asked
-    expected = parse(f"$\\boxed{{{gold}}}$", parsing_timeout=None)
+    expected = parse(gold if "\\boxed" in gold else f"$\\boxed{{{gold}}}$", parsing_timeout=None)
     return bool(verify(expected, parse(text, parsing_timeout=None), timeout_seconds=None))
 
 
-class Grader:
-    """A process that grades; it is replaced after an answer that it does not survive, which counts as wrong."""
-    pool = None
+class Judge:
+    """Grades in a process of its own. It is replaced if an answer takes too long, which counts as wrong."""
+
+    def __init__(self, prompt_format: str):
+        self.prompt_format = prompt_format
+        self.pool = None
 
     def __call__(self, asked: list[tuple[Item, str]]) -> list[dict]:
+        """Returns a row for each answer, with the gold one."""
         rows = []
         for item, text in asked:
-            self.pool = self.pool or multiprocessing.get_context("spawn").Pool(1)
-            try:
-                correct = self.pool.apply_async(grade, [(concluded(text, "chat"), item.gold)]).get(LIMIT_S)
-            except Exception as error:                  # math-verify and sympy raise what they like
-                correct = False
-                if isinstance(error, multiprocessing.TimeoutError):
-                    self.pool.terminate()
-                    self.pool = None
-            rows.append(dict(correct=correct, gold=item.gold))
+            text = concluded(text, self.prompt_format)
+            verdict = self.letter(item, text) if item.bench == "mmlu" else self.graded(item, text)
+            rows.append(dict(verdict=verdict, gold=item.gold))
         return rows
 
+    def letter(self, item: Item, text: str) -> str:
+        """Returns the verdict on the first letter that an answer writes."""
+        letter = re.search(r"\b[A-D]\b", text)
+        if not letter:
+            return "malformed"
+        return "correct" if letter[0] == item.gold else "wrong"
 
-def main() -> None:
-    """The command line."""
-    p = parser("math", __doc__)
-    p.add_argument("--data", type=Path, required=True, metavar="DIR")
-    args = p.parse_args()
-    population = load(args)
+    def graded(self, item: Item, text: str) -> str:
+        """Returns math-verify's verdict; what it raises for a strange answer is no verdict, so the answer is wrong."""
+        if self.pool is None:
+            self.pool = multiprocessing.get_context("spawn").Pool(1)
+            self.pool.apply_async(grade, ("$1$", "1")).get(START_S)     # imports what grading needs
+        try:
+            right = self.pool.apply_async(grade, (text, item.gold)).get(LIMIT_S)
+        except multiprocessing.TimeoutError:
+            self.close()
+            right = False
+        except Exception:
+            right = False
+        return "correct" if right else "wrong"
+
+    def close(self) -> None:
+        """Ends the process, if there is one."""
+        if self.pool:
+            self.pool.terminate()
+        self.pool = None
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command line."""
+    p = parser("math", __doc__, max_new_tokens=2048)
+    p.add_argument("--data", required=True, metavar="DIR", help="the published files, or one of them")
+    args = p.parse_args(argv)
+    chosen = benchmarks(args, (*MATHEMATICS, "mmlu"))
+    demand(chosen == ["mmlu"] or find_spec("math_verify"),
+           "math-verify, which grades mathematics, is missing: pip install -r requirements-eval.txt")
+    setup, slots = load(args)
+    prefix = THINK if setup.base.prompt_format == "base" else ""
     items = []
-    for bench in args.bench.split(",") if args.bench else SETS:
-        items += items_of(bench, args.data, args.limit)
-    conclude(*answer_all(args, population, items, "math", Grader()))
+    for bench in chosen:
+        if bench == "mmlu":
+            own = mmlu(args.data, prefix)
+        else:
+            own = [item_of(bench, number, row, prefix) for number, row in enumerate(published_rows(args.data, bench))]
+        items += own[:args.limit]
+    out = open_results(args, "math", setup, slots)
+    judge = Judge(setup.base.prompt_format)
+    rows = answer_all(args, out, setup, slots, items, judge)
+    judge.close()
+    conclude(out, rows)
 
 
 if __name__ == "__main__":

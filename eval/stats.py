@@ -1,36 +1,79 @@
-"""Statistics: pass@k, Wilson's interval, one bootstrap, an exact test over seeds.
+"""Computes pass@k, intervals, an exact test over seeds and Holm's correction.
 
-A question counts once, as the mean of its samples. Between training runs the run is the unit: its members and its answers
-to many questions are nested in it, so that more questions cannot stand in for more seeds.
+A question counts once, as the mean of its samples. Between training runs the run is the unit: the members of a run and
+their answers to many questions are nested in it, so more questions cannot stand in for more seeds.
 """
 import itertools
 import math
 
 import numpy as np
 
+FEWEST_RUNS = 5                     # seeds below which there is no interval
+# The .975 quantile of Student's t with 1, 2, 3, ... degrees of freedom.
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+
 
 def wilson(right: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """95% interval of a share (Wilson 1927)."""
-    p, z2 = right / n, z * z / n
-    middle, half = p + z2 / 2, z * math.sqrt(p * (1 - p) / n + z2 / (4 * n))
+    """Returns the 95% interval of a share, right of n (Wilson 1927)."""
+    p = right / n
+    z2 = z * z / n
+    middle = p + z2 / 2
+    half = z * math.sqrt(p * (1 - p) / n + z2 / (4 * n))
     return (middle - half) / (1 + z2), (middle + half) / (1 + z2)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that one of k answers to a question is right, from n answers of which c are right, unbiased
-    (2107.03374, eq. 1)."""
+    """Returns the chance that one of k answers to a question is right, from n answers of which c are right. The
+    estimate is unbiased (Chen et al. 2021, 2107.03374, eq. 1). k is at most n."""
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
+def covered(right: list[int], n: int, k: int) -> float:
+    """Returns the chance that one of k answers is right if k / len(right) come from each member. Of the n answers
+    that each member gave, right[i] are right."""
+    share, rest = divmod(k, len(right))
+    assert rest == 0, f"{k} answers cannot be dealt out evenly to {len(right)} members"
+    all_wrong = 1.0
+    for c in right:
+        all_wrong *= 1 - pass_at_k(n, c, share)
+    return 1 - all_wrong
+
+
 def bootstrap(values: np.ndarray) -> np.ndarray:
-    """95% percentile interval (2,) of the mean of values (n,), by 10,000 draws of items."""
+    """Returns the 95% percentile interval (2,) of the mean of values (n,), by 10,000 draws of n values."""
     rng = np.random.default_rng(0)
-    means = [rng.choice(values, (500, len(values))).mean(1) for _ in range(20)]
+    means = []
+    for _ in range(20):
+        drawn = rng.choice(values, (500, len(values)))
+        means.append(drawn.mean(1))
     return np.percentile(np.concatenate(means), (2.5, 97.5))
 
 
+def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
+    """Returns Student's 95% interval of the mean of paired differences (S,) over S seeds; None for too few seeds.
+    The bootstrap of so few values would be too narrow."""
+    S = len(differences)
+    if S < FEWEST_RUNS:
+        return None
+    t = T[min(S - 1, len(T)) - 1]
+    half = t * np.std(differences, ddof=1) / math.sqrt(S)
+    middle = np.mean(differences)
+    return float(middle - half), float(middle + half)
+
+
 def sign_flip(differences: np.ndarray) -> float:
-    """Two-sided p of the mean of paired differences (S,) under all 2^S sign patterns (Fisher 1935)."""
-    signs = np.array(list(itertools.product((1, -1), repeat=len(differences))))
-    sums = np.abs(signs @ differences)
-    return float(np.mean(sums >= sums[0] * (1 - 1e-12)))
+    """Returns the two-sided p of the mean of paired differences (S,) under all 2^S sign patterns (Fisher 1935)."""
+    patterns = itertools.product((1, -1), repeat=len(differences))      # the first one is all 1
+    sums = np.abs(np.array(list(patterns)) @ differences)               # (2^S,)
+    least = sums[0] * (1 - 1e-12)               # a sum that is equal but for rounding counts
+    return float(np.mean(sums >= least))
+
+
+def holm(p: list[float]) -> list[float]:
+    """Returns the p-values adjusted for as many comparisons as there are (Holm 1979), in the order given."""
+    adjusted = [0.0] * len(p)
+    largest = 0.0                               # an adjusted value is never below an earlier one
+    for place, i in enumerate(np.argsort(p, kind="stable")):
+        largest = max(largest, (len(p) - place) * p[i])
+        adjusted[i] = min(1.0, largest)
+    return adjusted
