@@ -345,11 +345,16 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     small."""
     cfg, table, fits = plan(cfg, ranks)
     demand(fits, f"not enough memory:\n{table}")
+    return cfg, open_base(cfg, ranks)
+
+
+def open_base(cfg: Config, ranks: Ranks) -> Base:
+    """Returns the loaded base of a resolved configuration."""
     if cfg.prompt_format == "micro" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
     dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
     base = load_base(cfg.base, dtype, ranks.device, int8=cfg.dtype == "int8")
-    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format)
+    return dataclasses.replace(base, prompt_format=cfg.prompt_format)
 
 
 def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, list[int]]:

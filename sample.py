@@ -57,11 +57,11 @@ def main() -> None:
     args = parser.parse_args()
     demand(args.program or not args.input, "--input is that of a program: give --program, too")
     paths = [path for path in args.members if path != "base"]
-    population = load(argparse.Namespace(adapters=paths, run="", base="", prompt_format="", max_new_tokens=None,
-                                         device="auto", dtype="auto"))
-    base = population.base
+    loaded, slots = load(argparse.Namespace(adapters=paths, run="", base="", prompt_format="", max_new_tokens=None, seed=0,
+                                            rollout_batch=None, device="auto", dtype="auto"))
+    base = loaded.base
     members = []
-    for name, slot in population.slots.items():
+    for name, slot in slots.items():
         role = "teacher" if name.rpartition("/")[2][0] == "T" else "student"
         if slot >= 0 or "base" in args.members:
             members.append(Member(name, role, slot, RATINGS.new()))
@@ -69,7 +69,7 @@ def main() -> None:
                                 seed=args.seed), base.prompt_format)
     with open_sandbox("auto", base.prompt_format) as sandbox:
         limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
-        setup = Setup(cfg, base, population.adapters, ALONE, sandbox, limits)
+        setup = Setup(cfg, base, loaded.adapters, ALONE, sandbox, limits)
         if not args.prompt:
             return show(setup, args, members)
         for m in members:

@@ -37,17 +37,18 @@ import numpy as np
 
 import train
 from common import demand, leave, parser_of
-from config import Config, config_of, parse_args, resolve_config, spelled
+from config import SWITCHED_OFF, Config, config_of, parse_args, spelled
 from eval.answer import BASE, load, marks
 from eval.answer import table as aligned
 from eval.heldout import FAMILIES, ask, draw, named_tasks
 from eval.stats import covered, holm, interval_of_runs, sign_flip
 from measure import spent
 from operators import OPERATORS
+from ranks import Ranks
 from run import RunDir
+from run import plan as resolved
 from tasks import read_tasks
 from verifier import open_sandbox
-from weights import load_tokenizer, resolve
 
 FULL = "full"
 ARMS = {
@@ -99,25 +100,28 @@ def arms_of(args: argparse.Namespace) -> dict[str, dict]:
     arms = {}
     for name in chosen:
         demand(name in words, f"--arms {name}: give some of {', '.join(words)}")
-        given = parse_args(None, args.train + words[name])
+        own, given = parse_args(None, words[name]), parse_args(None, args.train + words[name])
         owned = [spelled(flag) for flag in OWNED if flag in given]
         demand(not owned, f"arm {name}: {', '.join(owned)} cannot be an arm's flag, because this command sets it")
         if "single" not in given:
             given.setdefault("pop", args.pop)
+        for is_on, idle in SWITCHED_OFF.values():
+            for flag in idle:
+                if is_on(config_of(given)) and flag not in own:
+                    given.pop(flag, None)       # given for every arm, it would do nothing in this one
         arms[name] = given
     return arms
 
 
 def settled(args: argparse.Namespace, arms: dict[str, dict]) -> Config:
     """Returns full's configuration. Raises UserError for whatever could end a run that is still to come."""
-    usual = load_tokenizer(resolve(args.base))[1]
     configs = []
     for flags in arms.values():
-        cfg = config_of(flags)
-        configs.append(resolve_config(cfg, usual if cfg.prompt_format == "auto" else cfg.prompt_format))
+        cfg, _, _ = resolved(config_of(flags | dict(base=args.base)), Ranks.join(args.device))
         there = {p.kind for p in read_tasks(args.heldout)} if args.heldout else FAMILIES
-        missing = sorted(set(configs[-1].task_types) - set(there))
+        missing = sorted(set(cfg.task_types) - set(there))
         demand(not missing, f"there are no held-out tasks of {', '.join(missing)}: give --heldout FILE with some")
+        configs.append(cfg)
     return configs[0]
 
 
@@ -232,7 +236,7 @@ def examine(args: argparse.Namespace, run: Run) -> dict[str, float]:
         named = named_tasks(setup, split, args.heldout, ",".join(cfg.task_types), args.limit)
         return marks(ask(own, setup, slots, named, name)[1])
 
-    with open_sandbox(cfg.verifier, cfg.prompt_format) as sandbox:
+    with open_sandbox("auto", cfg.prompt_format) as sandbox:
         setup = replace(setup, sandbox=sandbox)
         chosen, tested = answers("validation", 1, 0.0, "validation"), answers("test", 1, 0.0, "test")
         sampled = answers("test", SAMPLES, 1.0, "sampled") if args.measure == "coverage" else {}

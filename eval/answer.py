@@ -22,7 +22,7 @@ from eval.stats import bootstrap, pass_at_k, wilson
 from evolve import member_order
 from lora import Adapters
 from ranks import Ranks
-from run import RunDir, members_dir, prepare
+from run import RunDir, members_dir, open_base, plan
 from selfplay import Setup, write
 from tasks.base import UNJUDGED
 from tasks.programs import Limits
@@ -113,7 +113,8 @@ def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:
         rollout_batch=args.rollout_batch,
         dtype=args.dtype,
         dedupe="off")
-    cfg, base = prepare(cfg, ranks)
+    cfg, _, _ = plan(cfg, ranks)
+    base = open_base(cfg, ranks)
     base_hash = files_hash(base.path)
     adapters = None
     if paths:

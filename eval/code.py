@@ -22,7 +22,7 @@ from decimal import Decimal, InvalidOperation
 
 import numpy as np
 
-from common import Refused, demand, json_object, leave
+from common import Refused, json_object, leave
 from eval.answer import NOT_PLAIN, Item, answer_all, benchmarks, conclude, load, open_results, parser, published_rows
 from sandbox.parsing import parse
 from sandbox.profiles import PROFILES
@@ -177,7 +177,7 @@ def program_of(text: str, problem: Problem) -> str:
     if problem.bench == "livecodebench":
         return (blocks or [text])[-1]
     for body in blocks:
-        if f"def {problem.entry}(" in body:
+        if re.search(rf"def {problem.entry}\b", body):
             text = body
             break
     lines = text[:MAX_CHARS].split("\n")

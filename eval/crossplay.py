@@ -9,7 +9,6 @@ last students are behind the best earlier ones on earlier teachers' tasks. The b
 tasks and compared on the other, and the other way round: the best of several noisy rows would find forgetting
 anywhere.
 """
-import argparse
 import functools
 import itertools
 from dataclasses import replace
@@ -17,9 +16,9 @@ from dataclasses import replace
 import numpy as np
 
 import selfplay
-from common import demand, leave
+from common import demand, leave, parser_of
 from config import config_of
-from eval.answer import BASE, answer_all, marks, open_results, parser, table
+from eval.answer import BASE, answer_all, marks, open_results, table
 from eval.heldout import items_of, judge
 from eval.stats import bootstrap
 from evolve import members_of
@@ -84,10 +83,15 @@ def show(matrix: dict[str, dict[str, np.ndarray]]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line."""
-    p = parser("crossplay", __doc__)
+    p = parser_of("python -m eval.crossplay", __doc__)
+    p.add_argument("--run", required=True, help="a run's directory, out/NAME")
     p.add_argument("--tasks", type=int, default=48, help="tasks of each generation of teachers")
     p.add_argument("--every", type=int, default=1, help="every which checkpoint, back from the last")
-    p.set_defaults(temperature=1.0, samples=2)
+    p.add_argument("--samples", type=int, default=2, help="answers to each task")
+    p.add_argument("--temperature", type=float, default=1.0)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--out", default="", help="for the answers; default: eval-crossplay under the run")
+    p.add_argument("--device", default="auto")
     args = p.parse_args(argv)
     run = RunDir(args.run, writes=False)
     steps = run.steps()[::-args.every][::-1]
@@ -95,7 +99,7 @@ def main(argv: list[str] | None = None) -> None:
     ranks = Ranks.join(args.device)
     cfg = replace(config_of(run.config()), tasks="")
     cfg, base = prepare(cfg, ranks)
-    with open_sandbox(cfg.verifier, cfg.prompt_format) as sandbox:
+    with open_sandbox("auto", cfg.prompt_format) as sandbox:
         setup = populate(cfg, base, ranks, sandbox)
         known = restore(run, setup, run.steps()[-1]).archive.keys
         items = []
