@@ -1,15 +1,23 @@
-"""What do eight adapters cost? Ways are measured in one process and in turns, so that a load from outside meets each.
+"""How fast is it, and what do eight adapters cost? Ways are measured in turns, so that a load meets each.
 
     python bench.py decode            rollouts of 8 members in one batch, of one member, of none, and by PEFT
     python bench.py update            the joint gradient of 8 members, and of one with all the rows
+    python bench.py step              rollout, gradient and optimiser step together
     python bench.py verifier          programs a second, beside `python -c`
-    python bench.py decode --shape 7b --rows 64 --prompt 768 --new 256       random weights of a 7B's shape, on a card
+    python bench.py speedrun          tokens until the students solve .70 of the held-out tasks
+    python bench.py decode --shape 7b --rank 32 --rows 16 64 256 --prompt 768 --new 256        on a card
+
+A figure is a median over repeats, with its range. Decoding is told as a share of the memory's bandwidth, the
+update as a share of peak arithmetic; both peaks are measured here, by a copy and by a product of matrices.
 """
+import contextlib
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,62 +27,122 @@ from pathlib import Path
 import torch
 
 import rl
+import train
 from common import leave, parser_of
-from ranks import Ranks, pick_dtype
+from config import config_of, parse_args
 from generate import Prompts, Rollout, SamplingParams, generate
 from lora import Adapters
+from measure import heldout_mean, spent
 from model import Base, Model, ModelConfig
+from ranks import DTYPES, Ranks, pick_dtype
 from verifier import Job, Sandbox
-from weights import load_base, save_peft
+from weights import load_base, resolve, save_peft
 
 POP = 8
-Work = Callable[[], object]
+ATTEMPTS = 4                        # rows of an update with one prompt
+GOAL = 0.70                         # of the speedrun
+RULES = "--pop 8 --probe-every 3 --n-heldout 476 --keep 1"
+Work = Callable[[], object]         # what is measured
 SHAPES = {                          # Qwen2.5-Coder's
     "7b": ModelConfig(152064, 3584, 18944, 28, 28, 4),
-    "0.5b": ModelConfig(151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True)}
+    "0.5b": ModelConfig(151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True),
+}
+
+
+def seconds_of(work: Work) -> float:
+    """Returns the seconds that a piece of work takes; waits for a card to end it."""
+    start = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def take_turns(cases: dict[str, Work], repeats: int) -> dict[str, float]:
-    """Median seconds of each; the cases run forwards, backwards, ...; prints them with their ranges."""
+    """Runs the cases forwards, backwards, ... and prints the seconds of each. Returns their medians."""
     seen = {name: [] for name in cases}
-    for i in range(repeats + 1):
-        for name in list(cases)[::1 if i % 2 else -1]:
-            start = time.perf_counter()
-            cases[name]()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            seen[name].append(time.perf_counter() - start)
+    names = list(cases)
+    for turn in range(repeats + 1):
+        for name in names:
+            seconds = seconds_of(cases[name])
+            if turn:                            # the first turn warms up
+                seen[name].append(seconds)
+        names.reverse()
     medians = {}
-    for name, (_, *seconds) in seen.items():        # the first turn warms up
+    for name, seconds in seen.items():
         medians[name] = statistics.median(seconds)
-        print(f"{name:16} {medians[name]:9.4g} s   {min(seconds):.4g} .. {max(seconds):.4g}")
+        print(f"  {name:16} {medians[name]:9.4g} s   {min(seconds):.4g} .. {max(seconds):.4g}", flush=True)
     return medians
 
 
+# --- what is measured ---------------------------------------------------------------------------------------
+
 @torch.no_grad()
 def random_base(shape: str, dtype: torch.dtype, device: torch.device) -> Base:
-    """A base without tokenizer, drawn on the device; what passes through keeps its size."""
+    """Returns a base without tokenizer, drawn on the device; what passes through it keeps its size."""
     with torch.device("meta"):
         model = Model(SHAPES[shape]).to(dtype)
     model = model.to_empty(device=device).requires_grad_(False).eval()
     for name, p in model.named_parameters():
-        p.fill_(1) if "norm" in name else p.normal_(0, p.shape[-1] ** -.5)
-    return Base(model.fuse(), None, (), "base", Path(shape), graphs=model.embedding.is_cuda)
+        if "norm" in name:
+            p.fill_(1)
+        else:
+            p.normal_(0, p.shape[-1] ** -.5)
+    on_gpu = device.type == "cuda"
+    return Base(model.fuse(), None, (), "base", Path(shape), graphs=on_gpu)
 
 
 def population(base: Base, rank: int) -> Adapters:
-    """Members that all differ a little from the base."""
+    """Returns members that all differ a little from the base."""
     adapters = Adapters.on(base.model, POP, rank, 2.0 * rank, device=base.model.embedding.device)
     gen = torch.Generator().manual_seed(0)
     for p in range(POP):
         adapters.init_member(p, gen)
         for B in adapters.B.values():
-            B.data[p] = (torch.randn(B.shape[1:], generator=gen) * .01).to(B)
+            drawn = torch.randn(B.shape[1:], generator=gen)
+            B.data[p] = (drawn * .01).to(B)
     return adapters
 
 
-def peft_decode(base: Base, adapters: Adapters, ids: list[list[int]], members: list[int], new: int) -> Work:
-    """The same by PEFT with mixed adapter_names."""
+def works(
+    args: Namespace,
+    base: Base,
+    adapters: Adapters | None,
+    members: list[int],                     # of each row
+    new: int,                               # tokens of an answer
+) -> dict[str, Work]:
+    """Returns functions that decode, accumulate the gradient, or do both and take the optimiser's step. Rows
+    are random tokens of full length, and ATTEMPTS rows after each other share a prompt."""
+    device = base.model.embedding.device
+    rows, P = len(members), args.prompt
+    gen = torch.Generator().manual_seed(1)
+    ids = torch.randint(10, base.model.cfg.vocab_size, (rows, P + new), generator=gen)
+    first = torch.arange(rows) // ATTEMPTS * ATTEMPTS
+    ids[:, :P] = ids[first, :P]
+    member = torch.tensor(members)
+    prompt_len = torch.full_like(member, P)
+    rollout = Rollout(ids, prompt_len, prompt_len + new, torch.zeros(ids.shape), member).to(device)
+
+    keys = [(7, i) for i in range(rows)]
+    prompts = Prompts(ids[:, :P].tolist(), members, keys)
+    endless = replace(base, eos_ids=())
+    decode = partial(generate, endless, adapters, prompts, SamplingParams(1, 1.0, new, rows))
+    adv = torch.linspace(-1, 1, rows, device=device) + .01
+    batch = rl.Batch(rollout, adv, rollout.member, rollout.member, rollout.member)
+    cfg = replace(rl.DEFAULT, tokens_per_microbatch=args.microbatch)
+    update = partial(rl.accumulate, base, adapters, batch, adv, cfg)
+
+    def step() -> None:
+        decode()
+        update()
+        adam = rl.Adam(adapters)                        # rates of 0: the next turn finds the same members
+        adam.step(torch.ones_like(adam.steps, dtype=torch.bool))
+
+    return dict(decode=decode, update=update, step=step)
+
+
+def by_peft(args: Namespace, base: Base, adapters: Adapters, members: list[int]) -> Work:
+    """Returns a function that decodes the same rows by PEFT, with mixed adapter_names."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
     twin = AutoModelForCausalLM.from_pretrained(base.path, dtype=base.model.embedding.dtype)
@@ -85,72 +153,161 @@ def peft_decode(base: Base, adapters: Adapters, ids: list[list[int]], members: l
         for p in range(1, POP):
             model.load_adapter(f"{folder}/m{p}", f"m{p}")
     model = model.to(base.model.embedding.device).eval()
-    x = torch.tensor(ids, device=model.device)
-    return partial(model.generate, input_ids=x, attention_mask=torch.ones_like(x), do_sample=True, top_k=0,
-                   adapter_names=[f"m{p}" for p in members], max_new_tokens=new, min_new_tokens=new, eos_token_id=None,
-                   pad_token_id=0)
+    ids = torch.randint(10, base.model.cfg.vocab_size, (len(members), args.prompt), device=model.device)
+    names = [f"m{p}" for p in members]
+    return partial(
+        model.generate,
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        adapter_names=names,
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=args.new,
+        min_new_tokens=args.new,
+        eos_token_id=None,
+        pad_token_id=0)
 
 
-def engine(args: object) -> None:
-    """decode and update."""
+# --- shares of the machine ----------------------------------------------------------------------------------
+
+def peaks(dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
+    """Returns the bytes a second that a copy moves, and the operations a second of a product of matrices."""
+    n = 8192 if device.type == "cuda" else 1024
+    x = torch.randn(n, n, device=device).to(dtype)
+    y = torch.empty_like(x)
+    copies = [seconds_of(lambda: y.copy_(x)) for _ in range(9)]
+    products = [seconds_of(lambda: torch.mm(x, x, out=y)) for _ in range(9)]
+    return 2 * x.nbytes / min(copies), 2 * n ** 3 / min(products)
+
+
+def bytes_of_step(args: Namespace, base: Base, adapters: Adapters, rows: int) -> float:
+    """Returns the bytes that a step of decoding reads, on average: weights, adapters and cache."""
+    model, cfg = base.model, base.model.cfg
+    weights = sum(p.nbytes for p in model.parameters())
+    if not cfg.tie_word_embeddings:
+        weights -= model.embedding.nbytes               # a token reads its own line of it alone
+    factors = sum(factor.numel() for factor in adapters.parameters())
+    slots = rows * (args.prompt + args.new / 2)
+    width = cfg.num_key_value_heads * cfg.head_dim
+    of_slot = 2 * cfg.num_hidden_layers * width         # keys and values
+    return weights + model.embedding.element_size() * (factors + slots * of_slot)
+
+
+def operations_of_update(args: Namespace, base: Base, rows: int) -> float:
+    """Returns the operations of an update, without attention and adapters. A weight and token cost 2 in the
+    forward pass and 2 in the backward pass, because the weights are frozen."""
+    n_tokens = rows / ATTEMPTS * args.prompt + rows * (args.new - 1)    # a prompt is run once for its answers
+    blocks = sum(layer.weight.numel() for layer in base.model.linears().values())
+    return 4 * (n_tokens * blocks + rows * args.new * base.model.embedding.numel())
+
+
+# --- commands -----------------------------------------------------------------------------------------------
+
+def engine(args: Namespace) -> None:
+    """Measures decode, update or step."""
     device = Ranks.join(args.device).device
-    dtype = getattr(torch, pick_dtype("auto", device))
-    base = random_base(args.shape, dtype, device) if args.shape else load_base(args.base, dtype, device)
+    dtype = DTYPES[pick_dtype("auto", device)]
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    if args.shape:
+        base = random_base(args.shape, dtype, device)
+    else:
+        base = load_base(args.base, dtype, device)
     adapters = population(base, args.rank)
-    endless = replace(base, eos_ids=())
+    moved, computed = peaks(dtype, device)
+    print(f"{device}, {dtype}: a copy moves {moved / 1e9:.4g} GB/s, a product {computed / 1e12:.3g} TFLOP/s")
+    new = args.new
     for rows in args.rows:
-        gen = torch.Generator().manual_seed(1)
-        ids = torch.randint(10, base.model.cfg.vocab_size, (rows, args.prompt + args.new), generator=gen)
-        prompts = ids[:, :args.prompt].tolist()
         mixed = [i * POP // rows for i in range(rows)]
-
-        def decode(members: list[int], used: Adapters | None = adapters) -> None:
-            keys = [(7, i) for i in range(rows)]
-            generate(endless, used, Prompts(prompts, members, keys), SamplingParams(1, 1.0, args.new, rows))
-
-        def update(members: list[int]) -> None:
-            member = torch.tensor(members, device=device)
-            long = torch.full_like(member, args.prompt + args.new)
-            rollout = Rollout(ids.to(device), torch.full_like(member, args.prompt), long, torch.zeros(ids.shape, device=device), member)
-            adv = torch.linspace(-1, 1, rows, device=device) + .01
-            batch = rl.Batch(rollout, adv, member, member * 0, member * 0)
-            rl.update(base, adapters, batch, adv, rl.Adam(adapters), rl.DEFAULT)
-
-        work = decode if args.command == "decode" else update
-        cases = {f"{POP} members": partial(work, mixed), "1 member": partial(work, [0] * rows)}
+        cases = {
+            "8 members": works(args, base, adapters, mixed, new),
+            "1 member": works(args, base, adapters, [0] * rows, new)}
         if args.command == "decode":
-            cases["no adapter"] = partial(decode, [-1] * rows, None)
-            if find_spec("peft") and not args.shape:
-                cases["PEFT, mixed"] = peft_decode(base, adapters, prompts, mixed, args.new)
-        print(f"{args.command}, {rows} rows of {args.prompt} + {args.new} tokens")
+            cases["no adapter"] = works(args, base, None, [-1] * rows, new)
+            cases["prompts alone"] = works(args, base, adapters, mixed, 1)
+        cases = {name: work[args.command] for name, work in cases.items()}
+        if args.command == "decode" and find_spec("peft") and not args.shape:
+            cases["PEFT, mixed"] = by_peft(args, base, adapters, mixed)
+        print(f"{args.command}, {rows} rows of {args.prompt} + {new} tokens")
         seconds = take_turns(cases, args.repeats)
-        print(", ".join(f"{name} {x / seconds[f'{POP} members']:.2f}" for name, x in seconds.items()) + " times 8 members'")
+        whole = seconds["8 members"]
+        ratio = whole / seconds["1 member"]
+        print(f"  8 members / 1: {ratio:.3g}, {rows * new / whole:,.0f} answer tokens/s")
+        if args.command == "decode":                    # the prompts' states give the first token
+            step = (whole - seconds["prompts alone"]) / (new - 1)
+            share = bytes_of_step(args, base, adapters, rows) / step / moved
+            print(f"  after the prompts {rows / step:,.0f} tokens/s, {share:.1%} of what a copy moves")
+        if args.command == "update":
+            share = operations_of_update(args, base, rows) / whole / computed
+            print(f"  {share:.1%} of what a product computes")
 
 
-def verifier(args: object) -> None:
-    """Trivial programs, another one each."""
-    n = 400
-    jobs = [Job(f"def f(x):\n    return x + {i}", ("1",)) for i in range(n)]
+def run_all(n: int) -> None:
+    """Runs n trivial programs, each in a new interpreter."""
+    for i in range(n):
+        subprocess.run([sys.executable, "-c", f"print(1 + {i})"], capture_output=True)
+
+
+def verifier(args: Namespace) -> None:
+    """Measures the verifier on trivial programs, another one each, beside `python -c`."""
+    n, few = 400, 20
+    jobs = []
+    for i in range(n):
+        jobs.append(Job(f"def f(x):\n    return x + {i}", ("1",)))
     with Sandbox(workers=2) as sandbox:
-        seconds = take_turns({"verifier": partial(sandbox.run, jobs), "python -c": lambda: [subprocess.run(
-            [sys.executable, "-c", f"print(1 + {i})"], capture_output=True) for i in range(n // 20)]}, args.repeats)
-    print(f"{n / seconds['verifier']:.0f} programs a second, {20 * seconds['python -c'] / seconds['verifier']:.1f} times python -c")
+        cases = {"verifier": partial(sandbox.run, jobs), "python -c": partial(run_all, few)}
+        seconds = take_turns(cases, args.repeats)
+    rate = n / seconds["verifier"]
+    print(f"{rate:.0f} programs a second, {rate * seconds['python -c'] / few:.1f} times python -c")
+
+
+def speedrun(args: Namespace) -> None:
+    """Prints the tokens of proposals and attempts before the probe at which the students reach GOAL, for each
+    seed. The runs lie in a new directory of --out; flags that bench.py does not know are train.py's."""
+    Path(args.out).mkdir(parents=True)
+    asked = Path(args.out, "heldout.jsonl")             # output tasks alone: other types decide nothing
+    heldout = resolve(args.base) / "heldout.jsonl"
+    lines = heldout.read_text().splitlines(keepends=True)
+    lines = [line for line in lines if json.loads(line)["kind"] == "code_o"]
+    asked.write_text("".join(lines))
+    for seed in range(args.seeds):
+        where = f"--base {args.base} --heldout {asked} --out {args.out} --name seed_{seed} --seed {seed}"
+        rows = []
+
+        def enough(row: dict) -> bool:
+            rows.append(row)
+            return (heldout_mean(row) or 0) >= GOAL
+
+        flags = parse_args(None, [*RULES.split(), *where.split(), *args.train])
+        with open(f"{args.out}/seed_{seed}.log", "w") as log, contextlib.redirect_stdout(log):
+            train.main(config_of(flags), enough)
+        tokens = [0, *spent(rows)][-2]                  # a probe comes before its step's update
+        reached = "reached" if enough(rows[-1]) else "NOT reached"
+        print(f"seed {seed}: {reached} after {tokens:,} tokens", flush=True)
 
 
 def main() -> None:
-    """The command line."""
+    """Reads the command line and measures."""
     p = parser_of("bench.py", __doc__)
-    p.add_argument("command", choices=("decode", "update", "verifier"))
-    p.add_argument("--base", default="micro/base")
-    p.add_argument("--shape", choices=SHAPES, help="random weights instead, without PEFT")
+    p.add_argument("command", choices=("decode", "update", "step", "verifier", "speedrun"))
+    p.add_argument("--base", default="micro/base", help="directory of the base")
+    p.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead, without PEFT")
     p.add_argument("--rank", type=int, default=8)
     p.add_argument("--rows", type=int, nargs="+", default=[64, 16])
-    p.add_argument("--prompt", type=int, default=32)
-    p.add_argument("--new", type=int, default=32)
+    p.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
+    p.add_argument("--new", type=int, default=32, help="tokens of an answer, at least 2")
+    p.add_argument("--microbatch", type=int, default=2048, help="tokens of a micro-batch of the update")
     p.add_argument("--repeats", type=int, default=5)
     p.add_argument("--device", default="auto")
-    args = p.parse_args()
-    verifier(args) if args.command == "verifier" else engine(args)
+    p.add_argument("--seeds", type=int, default=8, help="runs of the speedrun")
+    p.add_argument("--out", default="out/speedrun", help="where the speedrun's runs go")
+    args, args.train = p.parse_known_args()
+    if args.command == "verifier":
+        verifier(args)
+    elif args.command == "speedrun":
+        speedrun(args)
+    else:
+        engine(args)
 
 
 if __name__ == "__main__":

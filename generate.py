@@ -57,8 +57,11 @@ class Rollout:
     def answers(self, eos_ids: tuple[int, ...]) -> list[list[int]]:
         """Returns the answers' token ids without end tokens."""
         found = []
-        for ids, start, end in zip(self.ids.tolist(), self.prompt_len.tolist(), self.length.tolist()):
-            found.append([token for token in ids[start:end] if token not in eos_ids])
+        starts = self.prompt_len.tolist()
+        ends = self.length.tolist()
+        for ids, start, end in zip(self.ids.tolist(), starts, ends):
+            answer = [token for token in ids[start:end] if token not in eos_ids]
+            found.append(answer)
         return found
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Rollout":
@@ -91,7 +94,8 @@ class Rollout:
         parts = [part.widened(T) for part in parts]
         joined = {}
         for f in fields(Rollout):
-            joined[f.name] = torch.cat([getattr(part, f.name) for part in parts])
+            tensors = [getattr(part, f.name) for part in parts]
+            joined[f.name] = torch.cat(tensors)
         return Rollout(**joined)
 
 
@@ -120,22 +124,29 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
     of a whole vocabulary."""
     V = probs.shape[1]
     size = min(V, BLOCK)
-    blocks = F.pad(probs, (0, -V % size)).unflatten(1, (-1, size))      # (B, blocks, size)
+    padded = F.pad(probs, (0, -V % size))
+    blocks = padded.unflatten(1, (-1, size))                            # (B, blocks, size)
     ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)               # (B, blocks), running sum
     starts = F.pad(ends, (1, 0))                                        # (B, blocks + 1)
-    at = u.clamp_max(BELOW_1)[:, None] * ends[:, -1:].float()           # (B, 1)
+    whole = ends[:, -1:].float()
+    at = u.clamp_max(BELOW_1)[:, None] * whole                          # (B, 1)
     block = torch.searchsorted(ends.float(), at, right=True)
     block = block.clamp_max(blocks.shape[1] - 1)                        # (B, 1)
     inside = blocks.gather(1, block[:, :, None].expand(-1, -1, size))
     inside = inside.squeeze(1)                                          # (B, size), of each row's block
     cdf = starts.gather(1, block) + inside.cumsum(-1, dtype=torch.float64)
-    index = block * size + torch.searchsorted(cdf.float(), at, right=True)
+    place = torch.searchsorted(cdf.float(), at, right=True)
+    index = block * size + place
     return index.squeeze(1).clamp_max(V - 1)                            # NaN may pass the end
 
 
-def sample(logits: Tensor, temperature: float, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Draws a token for each row of logits (B, V) by u (B,) in [0, 1); temperature 0 takes the likeliest.
-    Returns ids (B,) and their float32 log-probabilities (B,) at this temperature, or at 1 if it is 0."""
+def sample(
+    logits: Tensor,                 # (B, V)
+    temperature: float,             # 0 = the likeliest token
+    u: Tensor,                      # (B,) in [0, 1)
+) -> tuple[Tensor, Tensor]:
+    """Draws a token for each row. Returns ids (B,) and their float32 log-probabilities (B,) at this
+    temperature, or at 1 if it is 0."""
     logits = logits.float()
     if temperature:
         logp = (logits / temperature).log_softmax(-1)
@@ -147,7 +158,12 @@ def sample(logits: Tensor, temperature: float, u: Tensor) -> tuple[Tensor, Tenso
 
 
 @lru_cache(maxsize=2)
-def closing_table(tokenizer: object, tag: str, vocab_size: int, device: torch.device) -> Tensor | None:
+def closing_table(
+    tokenizer: object,
+    tag: str,
+    vocab_size: int,
+    device: torch.device,
+) -> Tensor | None:
     """Returns a table (len(tag) + 1, vocab_size) uint8 that finds `tag` in whatever tokens it is written.
 
     If a text ends in the first k characters of the tag, then with one token more it ends in the first
@@ -186,7 +202,13 @@ class DecodeBatch:
     that token's position, and t, the number of the answer's tokens so far; t = L if no row decodes there.
     """
 
-    def __init__(self, base: Base, adapters: Adapters | None, prompts: Prompts, sampling: SamplingParams):
+    def __init__(
+        self,
+        base: Base,
+        adapters: Adapters | None,
+        prompts: Prompts,
+        sampling: SamplingParams,
+    ):
         cfg = base.model.cfg
         weight = base.model.embedding
         device, dtype = weight.device, weight.dtype
@@ -202,15 +224,20 @@ class DecodeBatch:
 
         # the rows: each prompt once for each answer to it, and a number for each draw
         padded = [ids + [0] * (S + 1 - len(ids)) for ids in prompts.ids]
-        ids = send(torch.tensor(padded), device).repeat_interleave(n, 0)                # (N, S + 1)
-        length = send(torch.tensor(self.lengths), device).repeat_interleave(n, 0)       # (N,)
-        member = send(torch.tensor(prompts.member), device).repeat_interleave(n, 0)     # (N,)
+        ids = send(torch.tensor(padded), device)
+        length = send(torch.tensor(self.lengths), device)
+        member = send(torch.tensor(prompts.member), device)
+        ids = ids.repeat_interleave(n, 0)               # (N, S + 1)
+        length = length.repeat_interleave(n, 0)         # (N,)
+        member = member.repeat_interleave(n, 0)         # (N,)
         logp = torch.zeros(ids.shape, device=device)
         self.rows = Rollout(ids, length, length.clone(), logp, member)
         u = []
         for key in prompts.keys:
-            u.append(np.random.default_rng(key).random(L + 1))
-        self.u = send(torch.from_numpy(np.stack(u)).float(), device)
+            rng = np.random.default_rng(key)
+            u.append(rng.random(L + 1))
+        drawn = torch.from_numpy(np.stack(u)).float()   # (N, L + 1)
+        self.u = send(drawn, device)
         self.eos = send(torch.tensor(base.eos_ids), device)
         self.closing = closing_table(base.tokenizer, sampling.closing, cfg.vocab_size, device)
         self.n_matched = torch.zeros_like(length)       # characters of the closing text that a row ends with
@@ -237,9 +264,14 @@ class DecodeBatch:
             return None
         return self.weights.route(self.rows.member[row], one_token)
 
-    def extend(self, row: Tensor, t: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws the next token of rows (n,), whose answers have t (n,) tokens, by logits (n, V). Returns the
-        tokens and the new t. What a row draws when it has ended, at t = L, lands in the spare column."""
+    def extend(
+        self,
+        row: Tensor,                    # (n,)
+        t: Tensor,                      # (n,) tokens of their answers so far
+        logits: Tensor,                 # (n, V)
+    ) -> tuple[Tensor, Tensor]:
+        """Draws the next token of these rows. Returns the tokens (n,) and the new t (n,). What a row draws
+        when it has ended, at t = L, lands in the spare column."""
         rows = self.rows
         token, logp = sample(logits, self.sampling.temperature, self.u[row, t])
         live = t < self.L
@@ -296,8 +328,11 @@ class DecodeBatch:
         lora = self.lora
         if self.base.graphs:
             lora = self.route(self.row)
-        hidden = model(self.token[:, None], self.position[:, None], cache=self.cache, lora=lora)  # (B, 1, C)
-        token, t = self.extend(self.row, self.t, model.logits(hidden[:, 0]))
+        ids = self.token[:, None]
+        positions = self.position[:, None]
+        hidden = model(ids, positions, cache=self.cache, lora=lora)         # (B, 1, C)
+        logits = model.logits(hidden[:, 0])
+        token, t = self.extend(self.row, self.t, logits)
         self.token.copy_(token)
         self.t.copy_(t)
         self.position += t < self.L
@@ -407,7 +442,12 @@ def decode(
                 batch.advance()
 
 
-def admit_next(batch: DecodeBatch, waiting: list[int], n: int, member: list[int]) -> None:
+def admit_next(
+    batch: DecodeBatch,
+    waiting: list[int],             # numbers of prompts
+    n: int,                         # how many of them
+    member: list[int],              # of each prompt
+) -> None:
     """Admits the first n of the prompts that wait, or all if they are fewer, those of a member together, as
     many at a time as PREFILL allows."""
     chosen = sorted(waiting[:n], key=lambda i: member[i])
@@ -435,7 +475,8 @@ def generate(
         longest + new <= context,
         f"a prompt of {longest} tokens and an answer of {new} exceed the base's context of {context}: lower "
         "--max-new-tokens, or shorten the prompt")
-    assert len(prompts.keys) == len(prompts.ids) * n and len(prompts.member) == len(prompts.ids)
+    assert len(prompts.member) == len(prompts.ids)
+    assert len(prompts.keys) == len(prompts.ids) * n
     # Each process takes every world-th prompt; all of them gather the rows, and put them into order.
     dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]
     own = dealt[ranks.rank] or [0]                  # who has nothing to do does another's, and drops it

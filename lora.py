@@ -6,15 +6,13 @@ goes through one batch, by one of four products that compute the same (LOG.md ha
 
     equal     rows in the order of their members, equally many each: two batched products over (k, B/k T, in)
     grouped   rows put into the order of their members, two products over groups of any size
-    looped    each member's rows by themselves: where `grouped` is not to be had
-    dense     y + masked(x A_all^T) alpha/R B_all^T, with A_all (k R, in), B_all (out, k R), masked: 0 for all
-              but a row's own member: no order, k times the arithmetic: to decode for few members
+    looped    each member's rows by themselves, where `grouped` does not run
+    dense     every row through all members, then 0 in place of what is not its own member's: no order is
+              needed and no value is looked at, but there is k times the arithmetic; for decoding
 
-No member changes another's row or gradient, whatever its factors hold: the first three never bring the two
-together, and the last masks, as 0 times NaN is NaN.
-
-Layers that read the same x (q, k, v; gate, up) share the first product. Where a CUDA graph holds the steps of
-decoding, all are dense: rows may come and go between two of them, as no order is needed.
+No member changes another's row or gradient, whatever its factors hold. The first three never bring two members
+together. The last masks, because 0 times NaN is NaN. Layers that read the same x (q, k, v; gate, up) share
+the first product.
 """
 import math
 from collections.abc import Callable, Iterable
@@ -35,16 +33,14 @@ DENSE = 16                 # members up to which decoding takes the dense produc
 
 
 def name_of(path: str) -> str:
-    """A layer's own name: "q_proj" of "model.layers.0.self_attn.q_proj"."""
+    """Returns a layer's own name, "q_proj" of "model.layers.0.self_attn.q_proj"."""
     return path.rsplit(".")[-1]
 
 
 # --- the population -----------------------------------------------------------------------------------------
 
 class Adapters:
-    """P members' float32 master factors, stacked per layer; `A[path]` (P, R, in), `B[path]` (P, out, R).
-
-    """
+    """Holds P members' float32 master factors, stacked per layer: A[path] (P, R, in), B[path] (P, out, R)."""
 
     def __init__(
         self,
@@ -75,7 +71,7 @@ class Adapters:
         targets: Iterable[str] = TARGETS,
         device: torch.device | str = "cpu",
     ) -> "Adapters":
-        """Adapters for a model's linear layers whose last name, or whole path, is in targets."""
+        """Returns adapters for a model's linear layers whose last name, or whole path, is in targets."""
         shapes = {}
         for path, layer in model.linears().items():
             if path in targets or name_of(path) in targets:
@@ -83,7 +79,7 @@ class Adapters:
         return cls(shapes, n_members, rank, alpha, device)
 
     def parameters(self) -> list[Tensor]:
-        """All stacked factors, in one fixed order: A then B of each layer."""
+        """Returns all stacked factors, in one fixed order: A then B of each layer."""
         factors = []
         for path in self.A:
             factors += [self.A[path], self.B[path]]
@@ -91,7 +87,7 @@ class Adapters:
 
     @torch.no_grad()
     def init_member(self, slot: int, gen: torch.Generator) -> None:
-        """Fresh member: A Kaiming-uniform (as PEFT), B zero, so that it equals the base bit for bit."""
+        """Makes a fresh member, A Kaiming-uniform (as PEFT), B zero. It equals the base bit for bit."""
         for path in self.A:
             A, B = self.A[path], self.B[path]
             bound = 1 / math.sqrt(A.shape[2])           # kaiming_uniform_(a=sqrt(5)) on (R, in)
@@ -100,31 +96,35 @@ class Adapters:
             B[slot].zero_()
 
     def factors(self, slot: int) -> Factors:
-        """A copy of a member's factors, detached."""
+        """Returns a copy of a member's factors, detached."""
         copied = {}
         for path in self.A:
-            copied[path] = self.A[path][slot].detach().clone(), self.B[path][slot].detach().clone()
+            A = self.A[path][slot].detach().clone()
+            B = self.B[path][slot].detach().clone()
+            copied[path] = A, B
         return copied
 
     @torch.no_grad()
     def set_factors(self, slot: int, factors: Factors) -> None:
-        """Overwrite a member, wholly or not at all. Raises UserError where layers or shapes differ, or a
-        number is not finite: 0 * inf reaches others."""
+        """Overwrites a member, wholly or not at all. Raises UserError if layers or shapes differ, or a number
+        is not finite."""
         odd = min(set(factors) ^ set(self.A), default="")
-        demand(not odd, f"adapter covers other layers than this population ({odd}): use the same base and "
-               "--lora-targets")
+        demand(
+            not odd,
+            f"adapter covers other layers than this population ({odd}): use the same base and --lora-targets")
         for path, (A, B) in factors.items():            # all of them before the first is written
-            fits = A.shape == self.A[path].shape[1:] and B.shape == self.B[path].shape[1:]
-            demand(fits, f"adapter {path} has factors {tuple(A.shape)} and {tuple(B.shape)}: another rank or "
-                   "base than ours")
-            demand(A.isfinite().all() and B.isfinite().all(),
-                   f"adapter {path} holds numbers that are not finite: take an earlier one")
+            for x, ours in ((A, self.A[path]), (B, self.B[path])):
+                fits = x.shape == ours.shape[1:]
+                demand(fits, f"adapter {path} has a factor {tuple(x.shape)}: another rank or base than ours")
+                finite = x.isfinite().all()
+                demand(finite, f"adapter {path} holds numbers that are not finite: take an earlier one")
         for path, (A, B) in factors.items():
             self.A[path][slot].copy_(A)
             self.B[path][slot].copy_(B)
 
     def route(self, member: Tensor, dtype: torch.dtype) -> "Route | None":
-        """What a Model takes as `lora` for rows of members (B,) int64, -1 = bare base; None if all are."""
+        """Returns what a Model takes as `lora` for rows of members (B,) int64, -1 = bare base; None if all
+        rows are the base's."""
         in_range = member.min() >= -1 and member.max() < self.n_members
         assert in_range, f"member index outside -1..{self.n_members - 1}"
         return AdapterWeights(self, member, dtype).route(member)
@@ -134,13 +134,13 @@ class Adapters:
 
 @dataclass
 class AdapterWeights:
-    """The factors of the members that a call needs, at the base's precision, laid out for the products.
+    """Holds the factors of the members that a call needs, at the base's precision, laid out for the products.
 
     There are two layouts for m layers that share an input. Usually A is one tensor (k, m R, in), and so is B
     (k, m R, sum of sizes), with zeros in the columns of other layers: products are few, and gradients go
-    through them. With `in_graph`, for steps that a CUDA graph holds, A is (m, k, R, in), times alpha/R, and
-    each layer has its own B (k, R, out): no zeros are read, and decoding on a card waits for what it reads.
-    With `trains` a backward pass leaves the gradients with copies, and add_gradients passes them on.
+    through them. With `in_graph`, for steps that a CUDA graph can hold, A is (m, k, R, in), times alpha/R,
+    and each layer has its own B (k, R, out), because decoding on a card waits for all that it reads. With
+    `trains` a backward pass leaves the gradients with copies, and add_gradients passes them on.
     """
     adapters: Adapters
     member: Tensor                                      # (B,) of all rows that will be routed; -1 = base
@@ -157,7 +157,7 @@ class AdapterWeights:
         self.copies = []                                # (factor, copy of these members' part)
 
     def pick(self, factor: Tensor) -> Tensor:
-        """These members' part (k, ...) of a stacked factor (P, ...)."""
+        """Returns these members' part (k, ...) of a stacked factor (P, ...)."""
         part = factor
         if len(self.rows) < len(factor):                # of all of them no copy is needed
             part = factor[self.rows]
@@ -166,15 +166,24 @@ class AdapterWeights:
             self.copies.append((factor, part))
         return part.to(self.dtype)
 
-    def for_layers(self, paths: tuple[str, ...], sizes: list[int]) -> tuple | None:
-        """Of layers on one input, with these numbers of outputs: A and B; with in_graph A and a list of
-        (columns of the joint output, B). None if none of them has adapters. Made once."""
+    def for_layers(
+        self,
+        paths: tuple[str, ...],         # the layers' names
+        sizes: list[int],               # their numbers of outputs
+    ) -> tuple | None:
+        """Returns the factors of layers that read the same input: A, and B with the layers' outputs, `sizes`,
+        side by side; with in_graph B is a list of (columns, B). Returns None if no layer has an adapter. The
+        result is kept."""
         if paths not in self.made:
             self.made[paths] = self.lay_out(paths, sizes)
         return self.made[paths]
 
-    def lay_out(self, paths: tuple[str, ...], sizes: list[int]) -> tuple | None:
-        """What `for_layers` returns, made anew."""
+    def lay_out(
+        self,
+        paths: tuple[str, ...],
+        sizes: list[int],
+    ) -> tuple | None:
+        """Makes what `for_layers` returns."""
         columns = []                                    # of each layer with adapters, in the joint output
         As, Bs = [], []                                 # (k, R, in), (k, R, out)
         end = 0
@@ -195,22 +204,24 @@ class AdapterWeights:
             return scaled, list(zip(columns, Bs))
         if len(sizes) == 1:
             [A], [B] = As, Bs
-            is_copy = self.dtype != torch.float32 or (self.trains and len(A) < self.adapters.n_members)
+            picked = len(A) < self.adapters.n_members
+            is_copy = self.dtype != torch.float32 or (self.trains and picked)
             if is_copy:                                 # the masters themselves are not copied only for this
                 B = B.contiguous()                      # else every dense product would copy it
             return A, B
         padded = []                                     # (k, R, sum of sizes): 0 in the others' columns
         for at, B in zip(columns, Bs):
-            padded.append(F.pad(B, (at.start, end - at.stop)))
+            zeros = (at.start, end - at.stop)           # to its left and right
+            padded.append(F.pad(B, zeros))
         return torch.cat(As, 1), torch.cat(padded, 1)
 
     def add_gradients(self) -> None:
-        """Add the copies' gradients to .grad of the stacked factors, in float32."""
+        """Adds the copies' gradients to .grad of the stacked factors, in float32."""
         for factor, part in self.copies:
             factor.grad.index_add_(0, self.rows, part.grad)
 
     def can_group(self) -> bool:
-        """Whether the grouped product is there for these, and worth its waits on cards but Hopper's."""
+        """Returns whether the grouped product takes these factors, and is worth its waits on this device."""
         for factor in self.adapters.parameters():
             for width in factor.shape[1:]:
                 if width * self.dtype.itemsize % 16:    # torch.grouped_mm reads 16 bytes at a time
@@ -222,7 +233,8 @@ class AdapterWeights:
         return self.dtype == torch.bfloat16 and (at_once or len(self.present) > DENSE)
 
     def route(self, member: Tensor, one_token: bool = False) -> "Route | None":
-        """As Adapters.route, by the cheapest product for the order of rows of no other members than these."""
+        """Returns what Adapters.route does, by the product that is cheapest for these rows (B,). They have no
+        other members than these; with one_token each has one token, as in decoding."""
         if self.in_graph:
             return self.static_route(member)
         if not (member >= 0).any():
@@ -247,7 +259,7 @@ class AdapterWeights:
         return Route(self, partial(grouped, ends=ends, rows=rows, scale=scale))
 
     def static_route(self, member: Tensor) -> "Route | None":
-        """The same by the dense product, without a look at any value: a CUDA graph can hold it."""
+        """Returns the same by the dense product, without a look at any value, so that a graph can hold it."""
         if len(self.present) == 0:
             return None
         bits = torch.int16
@@ -261,15 +273,21 @@ class AdapterWeights:
         return Route(self, partial(dense, own=own, scale=self.adapters.scale))
 
 
-def with_finite_B(As: list[Tensor], Bs: list[Tensor]) -> tuple[list, list]:
-    """Factors A (k, R, in) and B (k, R, out) of layers on one input, all B of them finite: `dense` multiplies
-    the B of others by 0, and 0 times NaN or infinity is NaN. A member whose B is not finite gets 0 for it and
-    NaN for its A, which is masked for others: its own rows are not finite, as they were."""
-    whole = [B.isfinite().all(2).all(1) for B in Bs]            # of each layer (k,)
-    broken = ~torch.stack(whole).all(0)
+def with_finite_B(
+    As: list[Tensor],               # (k, R, in) of each layer
+    Bs: list[Tensor],               # (k, R, out) of each layer
+) -> tuple[list, list]:
+    """Returns factors A (k, R, in) and B (k, R, out) of layers on one input, with all B finite.
+
+    `dense` multiplies the B of others by 0, and 0 times NaN is NaN. A member whose B is not finite gets 0 for
+    it and NaN for its A, which is masked for others, so that its own rows are not finite, as they were.
+    """
+    broken = False
+    for B in Bs:
+        finite = B.isfinite().all(2).all(1)                     # (k,)
+        broken = broken | ~finite[:, None, None]                # (k, 1, 1)
     if not broken.any():
         return As, Bs
-    broken = broken[:, None, None]
     As = [A.masked_fill(broken, torch.nan) for A in As]
     Bs = [B.masked_fill(broken, 0) for B in Bs]
     return As, Bs
@@ -279,13 +297,19 @@ def with_finite_B(As: list[Tensor], Bs: list[Tensor]) -> tuple[list, list]:
 
 @dataclass(frozen=True)
 class Route:
-    """Adds to the joint output of layers on one input x (B, T, in) the update of each row's own member, by
-    one of the products below. Without gradients in place: y is fresh from the base's product."""
+    """Adds the update of each row's own member to the outputs of layers that read the same x, by one of the
+    products below. Without gradients it does so in place, because y is fresh from the base's product."""
     weights: AdapterWeights
     product: Callable[..., Tensor]
 
-    def __call__(self, paths: tuple[str, ...], sizes: list[int], x: Tensor, y: Tensor) -> Tensor:
-        """Outputs y (B, T, sum of sizes) of the layers `paths`, plus the updates of those with adapters."""
+    def __call__(
+        self,
+        paths: tuple[str, ...],         # the layers' names
+        sizes: list[int],               # their numbers of outputs
+        x: Tensor,                      # (B, T, in)
+        y: Tensor,                      # (B, T, sum of sizes)
+    ) -> Tensor:
+        """Returns outputs y (B, T, sum of sizes) of the layers `paths` plus the updates for x (B, T, in)."""
         factors = self.weights.for_layers(paths, sizes)
         if factors is None:
             return y
@@ -293,10 +317,14 @@ class Route:
         return self.product(A, B, x, y)
 
 
-# In what follows A is (k, m R, in), B (k, m R, sum of sizes), x (B, T, in) and y (B, T, sum of sizes).
-
-def equal(A: Tensor, B: Tensor, x: Tensor, y: Tensor, scale: float) -> Tensor:
-    """As many rows a member, in their order: one batched product."""
+def equal(
+    A: Tensor,                      # (k, m R, in)
+    B: Tensor,                      # (k, m R, sum of sizes)
+    x: Tensor,                      # (B, T, in)
+    y: Tensor,                      # (B, T, sum of sizes)
+    scale: float,
+) -> Tensor:
+    """Adds the updates of rows in the order of members, as many each, by one batched product."""
     k = len(A)
     inputs = x.reshape(k, -1, x.shape[2])                       # (k, B/k T, in)
     groups = y.view(k, -1, y.shape[2])
@@ -307,8 +335,15 @@ def equal(A: Tensor, B: Tensor, x: Tensor, y: Tensor, scale: float) -> Tensor:
     return y
 
 
-def looped(A: Tensor, B: Tensor, x: Tensor, y: Tensor, own: tuple[Tensor, ...], scale: float) -> Tensor:
-    """Member after member on its own rows (n,)."""
+def looped(
+    A: Tensor,                      # (k, m R, in)
+    B: Tensor,                      # (k, m R, sum of sizes)
+    x: Tensor,                      # (B, T, in)
+    y: Tensor,                      # (B, T, sum of sizes)
+    own: tuple[Tensor, ...],        # rows (n,) of each member
+    scale: float,
+) -> Tensor:
+    """Adds the updates member after member, each on its own rows (n,)."""
     updates = []
     for i, rows in enumerate(own):
         h = x[rows] @ A[i].T * scale                            # (n, T, m R)
@@ -317,24 +352,39 @@ def looped(A: Tensor, B: Tensor, x: Tensor, y: Tensor, own: tuple[Tensor, ...], 
 
 
 def masked(h: Tensor, own: Tensor) -> Tensor:
-    """0 in place of what is not a row's own, in place: `own` has all bits set where it is, none elsewhere. As
-    fast as to multiply by 1 and 0, and NaN becomes 0; masked_fill_ takes five times as long."""
+    """Puts 0 in place of what is not a row's own. `own` has all bits set where it is, else none. That is as
+    fast as a product with 1 and 0, and NaN becomes 0; masked_fill_ takes five times as long."""
     h.view(own.dtype).bitwise_and_(own)
     return h
 
 
-def dense(A: Tensor, B: Tensor, x: Tensor, y: Tensor, own: Tensor, scale: float) -> Tensor:
-    """Every row through the columns of all members; `own` (B, 1, k, 1) says which are its own: `masked`.
-    Without gradients: B's would be a sum over all rows, 0 times the NaN of another's among them."""
+def dense(
+    A: Tensor,                      # (k, m R, in)
+    B: Tensor,                      # (k, m R, sum of sizes)
+    x: Tensor,                      # (B, T, in)
+    y: Tensor,                      # (B, T, sum of sizes)
+    own: Tensor,                    # (B, 1, k, 1), all bits set for a row's own member, else none
+    scale: float,
+) -> Tensor:
+    """Sends every row through the columns of all members, and masks those of others. It has no gradients,
+    because B's would be a sum over all rows, 0 times the NaN of another's among them."""
     h = F.linear(x, A.flatten(0, 1))                            # (B, T, k m R)
-    h = h.view(*x.shape[:2], len(A), -1).mul_(scale)            # (B, T, k, m R)
-    return y + masked(h, own).flatten(2) @ B.flatten(0, 1)
+    h = h.view(*x.shape[:2], len(A), -1)                        # (B, T, k, m R)
+    h = masked(h.mul_(scale), own)
+    return y + h.flatten(2) @ B.flatten(0, 1)
 
 
-def dense_by_layer(A: Tensor, Bs: list[tuple[slice, Tensor]], x: Tensor, y: Tensor, own: Tensor) -> Tensor:
-    """`dense` in a graph: A (m, k, R, in) times alpha/R, and of each layer its columns of y and B."""
+def dense_by_layer(
+    A: Tensor,                      # (m, k, R, in), times alpha/R
+    Bs: list[tuple[slice, Tensor]],  # each layer's columns of y and B (k, R, out)
+    x: Tensor,                      # (B, T, in)
+    y: Tensor,                      # (B, T, sum of sizes)
+    own: Tensor,                    # as in `dense`
+) -> Tensor:
+    """Does what `dense` does, with the layout of in_graph."""
     h = F.linear(x, A.flatten(0, 2))                            # (B, T, m k R)
-    h = masked(h.view(*x.shape[:2], *A.shape[:3]), own[:, :, None])
+    h = h.view(*x.shape[:2], *A.shape[:3])                      # (B, T, m, k, R)
+    h = masked(h, own[:, :, None])
     flat = y.view(-1, y.shape[2])                               # (B T, sum of sizes)
     for i, (columns, B) in enumerate(Bs):
         of_layer = h[:, :, i].view(len(flat), -1)               # (B T, k R)
@@ -351,12 +401,14 @@ def grouped(
     rows: Tensor | None,                                        # (n,) the rows in order; None = as they are
     scale: float,
 ) -> Tensor:
-    """Rows put into the order of their members, who own any number of them."""
+    """Adds the updates of rows that are put into the order of their members, who own any number of them."""
     T = x.shape[1]
     if rows is not None:
         x = x[rows]
-    h = F.grouped_mm(x.flatten(0, 1), A.transpose(1, 2), offs=ends * T) * scale         # (n T, m R)
-    update = F.grouped_mm(h, B, offs=ends * T)
+    ends = ends * T                                             # of each member's tokens
+    h = F.grouped_mm(x.flatten(0, 1), A.transpose(1, 2), offs=ends)
+    h = h * scale                                               # (n T, m R)
+    update = F.grouped_mm(h, B, offs=ends)
     update = update.view(-1, T, y.shape[2])
     if rows is None:
         return y + update

@@ -50,7 +50,13 @@ class ModelConfig:
 class Linear(nn.Linear):
     """A linear layer that knows its full name, so that adapters can be handed in instead of patched on."""
 
-    def __init__(self, path: str, n_in: int, n_out: int, bias: bool = False):
+    def __init__(
+        self,
+        path: str,                              # "model.layers.0.self_attn.q_proj"
+        n_in: int,
+        n_out: int,
+        bias: bool = False,
+    ):
         super().__init__(n_in, n_out, bias=bias)
         self.path = path
         self.scale = None                       # (out,) once the weight is in int8
@@ -86,7 +92,8 @@ class FusedLinear:
     def __call__(self, x: Tensor, lora: Lora | None = None) -> Tensor:
         """Returns the layers' outputs (B, T, sum of sizes), side by side; before `fuse` layer by layer."""
         if self.weight is None:
-            y = torch.cat([layer(x) for layer in self.layers], -1)
+            outputs = [layer(x) for layer in self.layers]
+            y = torch.cat(outputs, -1)
         elif self.scale is None:
             y = F.linear(x, self.weight, self.bias)
         else:
@@ -99,9 +106,11 @@ class FusedLinear:
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Returns a weight (out, in) as integers q in -127 .. 127 and a scale (out,): row w is about scale * q,
     with scale = max|w| / 127 (absmax, LLM.int8(), 2208.07339, section 2)."""
-    scale = (weight.abs().amax(1).float() / 127).to(weight.dtype)
+    largest = weight.abs().amax(1).float()
+    scale = (largest / 127).to(weight.dtype)
     scale[scale == 0] = 1                       # a row of zeros, or of numbers too small for the format
-    q = (weight.float() / scale.float()[:, None]).round().clamp(-127, 127)
+    q = weight.float() / scale.float()[:, None]
+    q = q.round().clamp(-127, 127)
     return q.to(torch.int8), scale
 
 
@@ -109,8 +118,14 @@ class Int8Product(torch.autograd.Function):
     """Computes F.linear with an int8 weight. Keeps q for the backward pass, not the matrix made from it."""
 
     @staticmethod
-    def forward(ctx: object, x: Tensor, q: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns the product (..., out) of x (..., in) with q (out, in), times scale (out,)."""
+    def forward(
+        ctx: object,
+        x: Tensor,                              # (..., in)
+        q: Tensor,                              # (out, in) int8
+        scale: Tensor,                          # (out,)
+        bias: Tensor | None,                    # (out,)
+    ) -> Tensor:
+        """Returns the product (..., out)."""
         ctx.save_for_backward(q, scale)
         return F.linear(x, q * scale[:, None], bias)
 
@@ -163,10 +178,15 @@ def rope_frequencies(cfg: ModelConfig, device: torch.device | str) -> Tensor:
     return keep * freq + (1 - keep) * freq / scaling["factor"]
 
 
-def rope_table(positions: Tensor, cfg: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rope_table(
+    positions: Tensor,              # (B, T)
+    cfg: ModelConfig,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
     """Returns cos and sin (B, 1, T, D) of positions (B, T), computed in float32 (RoFormer, eq. 34). The first
     half of sin is negative, as `rotate` wants it."""
-    angle = positions[:, None, :, None].float() * rope_frequencies(cfg, positions.device)
+    freq = rope_frequencies(cfg, positions.device)
+    angle = positions[:, None, :, None].float() * freq                  # (B, 1, T, D/2)
     cos = angle.cos()
     sin = angle.sin()                   # (B, 1, T, D/2), of both halves of a head
     cos = torch.cat((cos, cos), -1)
@@ -183,12 +203,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 # --- attention ----------------------------------------------------------------------------------------------
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Returns outputs (B, H, T, D) of queries q (B, H, T, D) on keys and values k, v (B, K, S, D).
-
-    mask (B, 1, T, S) is 0 where a query sees a key, else -inf. Without a mask a query sees the keys up to its
-    own, and a row's only query sees them all.
-    """
+def attend(
+    q: Tensor,                      # (B, H, T, D)
+    k: Tensor,                      # (B, K, S, D)
+    v: Tensor,                      # (B, K, S, D)
+    mask: Tensor | None = None,     # (B, 1, T, S), 0 where a query sees a key, else -inf
+) -> Tensor:
+    """Returns outputs (B, H, T, D) of queries on keys and values. Without a mask a query sees the keys up to
+    its own, and a row's only query sees them all."""
     B, H, T, D = q.shape
     K = k.shape[1]
     if T == 1:
@@ -200,7 +222,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
     if q.is_cuda and slow_if_unequal:           # no fast kernel takes fewer kv heads there: repeat them
         k = k.repeat_interleave(H // K, 1)
         v = v.repeat_interleave(H // K, 1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+    return F.scaled_dot_product_attention(
+        q, k, v,
+        attn_mask=mask,
+        is_causal=mask is None,
+        enable_gqa=True)
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -227,8 +253,9 @@ class KVCache:
         shape = (n_rows, cfg.num_key_value_heads, n_slots, cfg.head_dim)
         self.keys, self.values = [], []
         for _ in range(cfg.num_hidden_layers):
-            self.keys.append(torch.zeros(shape, dtype=dtype, device=device))
-            self.values.append(torch.zeros(shape, dtype=dtype, device=device))
+            empty = torch.zeros(shape, dtype=dtype, device=device)
+            self.keys.append(empty)
+            self.values.append(torch.zeros_like(empty))
         self.length = 0
 
     def select(self, rows: Tensor) -> None:
@@ -237,7 +264,12 @@ class KVCache:
             for layer, x in enumerate(all_layers):
                 all_layers[layer] = x.index_select(0, rows)
 
-    def put(self, rows: Tensor, other: "KVCache", source: Tensor) -> None:
+    def put(
+        self,
+        rows: Tensor,                   # (n,)
+        other: "KVCache",
+        source: Tensor,                 # (n,) rows of the other cache
+    ) -> None:
         """Overwrites the given rows (n,) with the rows `source` (n,) of another cache, and with 0 behind. A
         masked key's value is multiplied by 0, and the row's last tenant may have left NaN there."""
         T = other.length
@@ -252,10 +284,17 @@ class KVCache:
         B, K, S, _ = x.shape
         first = torch.arange(B * K, device=x.device) * S                # slot of each head's first token
         slots = first + position.repeat_interleave(K)
-        seen = torch.arange(self.length, device=x.device) <= position[:, None]          # (B, length)
+        slot = torch.arange(self.length, device=x.device)
+        seen = slot <= position[:, None]                                # (B, length)
         return slots, additive(seen[:, None, None], x.dtype)
 
-    def append(self, layer: int, k: Tensor, v: Tensor, slots: Tensor | None) -> tuple[Tensor, Tensor]:
+    def append(
+        self,
+        layer: int,
+        k: Tensor,                      # (B, K, T, D)
+        v: Tensor,                      # (B, K, T, D)
+        slots: Tensor | None,           # of one token a row (B K,); None = from slot 0 on
+    ) -> tuple[Tensor, Tensor]:
         """Writes k, v (B, K, T, D) from slot 0 on, or one token a row into its slot. Returns all that is
         looked at, (B, K, length, D)."""
         keys, values = self.keys[layer], self.values[layer]
@@ -310,12 +349,16 @@ class Attention(nn.Module):
         """Returns the new states (B, T, C) of x (B, T, C)."""
         B, T, _ = x.shape
         H, K = self.H, self.K
-        joint = self.qkv(x, shared.lora).view(B, T, -1, self.D)               # (B, T, H + K + K, D)
+        joint = self.qkv(x, shared.lora)
+        joint = joint.view(B, T, -1, self.D)                                # (B, T, H + K + K, D)
         qk, v = joint.split([H + K, K], 2)
         if self.q_norm is not None:
             q, k = qk.split([H, K], 2)
-            qk = torch.cat((self.q_norm(q), self.k_norm(k)), 2)
-        qk = rotate(qk.transpose(1, 2), shared.cos, shared.sin)                 # queries and keys in one go
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+            qk = torch.cat((q, k), 2)
+        qk = qk.transpose(1, 2)
+        qk = rotate(qk, shared.cos, shared.sin)                             # queries and keys in one go
         q, k = qk.split([H, K], 1)                                          # (B, H, T, D), (B, K, T, D)
         v = v.transpose(1, 2)
         if shared.cache is not None:
@@ -371,7 +414,9 @@ class Model(nn.Module):
         self.cfg = cfg
         self.model = nn.Module()
         self.model.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.hidden_size)
-        self.model.layers = nn.ModuleList(Block(cfg, i) for i in range(cfg.num_hidden_layers))
+        self.model.layers = nn.ModuleList()
+        for layer in range(cfg.num_hidden_layers):
+            self.model.layers.append(Block(cfg, layer))
         self.model.norm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         if not cfg.tie_word_embeddings:
             self.lm_head = nn.Linear(cfg.hidden_size, cfg.vocab_size, bias=False)
@@ -417,7 +462,8 @@ class Model(nn.Module):
         """Returns the adaptable layers, those together that share an input."""
         fused = []
         for block in self.model.layers:
-            fused += [block.self_attn.qkv, block.self_attn.out, block.mlp.gate_up, block.mlp.down]
+            fused += [block.self_attn.qkv, block.self_attn.out]
+            fused += [block.mlp.gate_up, block.mlp.down]
         return fused
 
     def fuse(self) -> "Model":

@@ -44,7 +44,12 @@ class Batch:
     kind: Tensor                     # (N,) index of the task type
 
 
-def check_case(name: str, cfg: Config, cases: tuple[str, ...], where: str) -> None:
+def check_case(
+    name: str,                      # of the flag
+    cfg: Config,
+    cases: tuple[str, ...],         # that are known
+    where: str,                     # the function
+) -> None:
     """Fails for a value that config.py allows and a function here does not know. Without a case it would
     compute what another value does, and nobody would notice."""
     value = getattr(cfg, name)
@@ -59,8 +64,12 @@ def total(x: Tensor, index: Tensor) -> Tensor:
     return x.new_zeros(n_groups).index_add_(0, index, x)
 
 
-def mean_and_std(x: Tensor, group: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the weighted mean and the standard deviation of x (N,) float64 in each row's group."""
+def mean_and_std(
+    x: Tensor,                      # (N,) float64
+    group: Tensor,                  # (N,) rows with the same number are a group
+    weight: Tensor,                 # (N,)
+) -> tuple[Tensor, Tensor]:
+    """Returns the weighted mean and the standard deviation of x in each row's group, both (N,) float64."""
     _, index = group.unique(return_inverse=True)
     mass = total(weight.to(x.dtype), index).clamp_min(1e-12)
     mean = total(weight * x, index) / mass
@@ -98,9 +107,14 @@ def advantages(batch: Batch, cfg: Config = DEFAULT) -> Tensor:
     return adv.float()
 
 
-def whiten(adv: Tensor, batch: Batch, rows: Tensor, by_kind: bool) -> Tensor:
-    """Returns advantages (N,) with mean 0 and deviation 1 over the answer tokens of each member in each role;
-    by_kind, in each task type, too. rows (N,) bool says which take part; the others get 0."""
+def whiten(
+    adv: Tensor,                    # (N,)
+    batch: Batch,
+    rows: Tensor,                   # (N,) bool: who takes part; the others get 0
+    by_kind: bool,                  # within each task type, too
+) -> Tensor:
+    """Returns advantages (N,) with mean 0 and deviation 1 over the answer tokens of each member in each
+    role."""
     columns = [batch.rollout.member, batch.role]
     if by_kind:
         columns.append(batch.kind)
@@ -159,7 +173,11 @@ def size(rollout: Rollout, line: Line) -> int:
     return int(prompt + answers.sum())
 
 
-def make_lines(rollout: Rollout, rows: list[int], budget: int) -> list[Line]:
+def make_lines(
+    rollout: Rollout,
+    rows: list[int],                # their numbers
+    budget: int,                    # tokens of a line
+) -> list[Line]:
     """Returns these rows in lines of at most `budget` tokens; a longer row has a line of its own."""
     groups: dict[tuple, list[Line]] = {}                   # lines by member and prompt
     cost = (rollout.n_tokens - 1).tolist()
@@ -176,9 +194,15 @@ def make_lines(rollout: Rollout, rows: list[int], budget: int) -> list[Line]:
     return sum(groups.values(), [])
 
 
-def micro_batches(rollout: Rollout, rows: list[int], budget: int) -> list[list[Line]]:
+def micro_batches(
+    rollout: Rollout,
+    rows: list[int],                # their numbers
+    budget: int,                    # padded tokens of a micro-batch
+) -> list[list[Line]]:
     """Returns batches of lines of at most `budget` padded tokens, similar lengths together."""
-    todo = [(size(rollout, line), line) for line in make_lines(rollout, rows, budget)]
+    todo = []
+    for line in make_lines(rollout, rows, budget):
+        todo.append((size(rollout, line), line))
     todo.sort()                                            # the shortest first, then by their rows
     batches = []
     for n_tokens, line in todo:
@@ -200,7 +224,11 @@ def seen(answer: Tensor) -> Tensor:
     return allowed[:, None]                                # (G, 1, T, T), the same for all heads
 
 
-def pack(rollout: Rollout, batch: list[Line], device: torch.device | str = "cpu") -> Packed:
+def pack(
+    rollout: Rollout,
+    batch: list[Line],
+    device: torch.device | str = "cpu",
+) -> Packed:
     """Returns a batch of lines, laid out on the CPU, in the memory of the device."""
     batch = sorted(batch, key=lambda line: int(rollout.member[line[0]]))
     G = len(batch)
@@ -303,7 +331,10 @@ def score(
         logp, entropy = checkpoint(piece, h, y, use_reentrant=False)
         logps.append(logp)
         entropies.append(entropy)
-    return torch.cat(logps), torch.cat(entropies) if cfg.entropy_coef else None
+    entropy = None
+    if cfg.entropy_coef:
+        entropy = torch.cat(entropies)
+    return torch.cat(logps), entropy
 
 
 def accumulate(
@@ -325,20 +356,24 @@ def accumulate(
     assert shape == (n_rows,), f"{given}: give a Tensor, one number for each row, ({n_rows},)"
     dtype = base.model.embedding.dtype
     always = cfg.kl_coef > 0 or cfg.entropy_coef > 0       # terms with a gradient of their own
-    trained = (batch.rollout.member >= 0) & ((adv != 0) | always)
+    has_gradient = (adv != 0) | always
+    trained = (batch.rollout.member >= 0) & has_gradient
     weight = token_weight(batch.rollout, cfg)
     rollout = batch.rollout.to("cpu")                      # rows are packed there
     found = torch.zeros_like(batch.rollout.logp)
     for factor in adapters.parameters():
         factor.grad = torch.zeros_like(factor)
-    todo = micro_batches(rollout, trained.nonzero().squeeze(1).tolist(), cfg.tokens_per_microbatch)
-    for lines in tqdm(todo[ranks.rank::ranks.world], desc, leave=False, disable=not desc):
+    rows = trained.nonzero().squeeze(1)
+    todo = micro_batches(rollout, rows.tolist(), cfg.tokens_per_microbatch)
+    own = todo[ranks.rank::ranks.world]
+    for lines in tqdm(own, desc, leave=False, disable=not desc):
         p = pack(rollout, lines, adv.device)
         weights = AdapterWeights(adapters, p.member, dtype, trains=True)
         for linear in base.model.fused_linears():
             weights.for_layers(linear.paths, linear.sizes)  # outside of what is checkpointed
         checkpointing = p.ids.numel() > cfg.tokens_per_microbatch
-        logp, entropy = score(base, p, weights.route(p.member), cfg, checkpointing)
+        lora = weights.route(p.member)
+        logp, entropy = score(base, p, lora, cfg, checkpointing)
         sampled = of_base = None
         if dtype != torch.float32:
             sampled = p.logp
@@ -349,7 +384,8 @@ def accumulate(
         (loss * weight[p.row]).sum().backward()
         weights.add_gradients()
         found[p.row, p.column] = logp.detach()
-    ranks.all_reduce(found, *[factor.grad for factor in adapters.parameters()])
+    gradients = [factor.grad for factor in adapters.parameters()]
+    ranks.all_reduce(found, *gradients)
     return found, trained
 
 
@@ -374,7 +410,8 @@ def update(
     active[rollout.member[trained]] = True
     norm, skipped = adam.step(active)
     sound = trained & ~skipped[rollout.member]             # rows of the base, member -1, are not trained
-    gap = (logp - rollout.logp)[rollout.mask & sound[:, None]].abs()
+    answers = rollout.mask & sound[:, None]                # (N, T)
+    gap = (logp - rollout.logp)[answers].abs()
     return dict(
         trained_tokens=int(rollout.n_tokens[sound].sum()),
         train_rollout_logprob_diff=gap.mean().item() if len(gap) else 0.0,
@@ -405,7 +442,8 @@ class Adam:
         Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,)."""
         squares = []                                       # of each factor, (P,)
         for factor in self.adapters.parameters():
-            squares.append(factor.grad.double().pow(2).sum((1, 2)))
+            square = factor.grad.double().pow(2)
+            squares.append(square.sum((1, 2)))
         norm = torch.stack(squares).sum(0).sqrt()          # (P,)
         finite = norm.isfinite()
         a = (active & finite).nonzero().squeeze(1)         # numbers of the members that take a step
@@ -420,7 +458,8 @@ class Adam:
             g = factor.grad[a] * scale
             m[a] = m[a].lerp(g, 1 - b1)
             v[a] = v[a].lerp(g * g, 1 - b2)
-            factor[a] -= lr_hat * m[a] / (v[a].sqrt() * root_hat + EPS)
+            root = v[a].sqrt() * root_hat
+            factor[a] -= lr_hat * m[a] / (root + EPS)
             factor.grad = None
         return norm, active & ~finite
 
