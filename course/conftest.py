@@ -1,7 +1,8 @@
-"""`python -m pytest course` grades course/exercises; `--grade solutions` grades course/solutions instead.
+"""Grades course/exercises: `python -m pytest course`. `--grade solutions` grades course/solutions instead.
 
 A stub that nobody has begun is one line, not a list of failures.
 """
+import ast
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -17,20 +18,39 @@ def pytest_addoption(parser: pytest.Parser):
                      help="folders of course/ to grade, with commas: exercises, solutions")
 
 
+def pytest_configure(config: pytest.Config):
+    """Refuses a folder that is not there, before anything is collected."""
+    for folder in config.getoption("--grade").split(","):
+        if not (HERE / folder).is_dir():
+            raise pytest.UsageError(f"--grade {folder}: give exercises or solutions, or both with a comma")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc):
-    """Each test runs once for each folder: it is the parameter of the fixture `work`."""
+    """Runs each test once for each folder, which is the parameter of the fixture `work`."""
     folders = metafunc.config.getoption("--grade").split(",")
     metafunc.parametrize("work", folders, indirect=True, scope="module")
 
 
 def graded_file(folder: str, test_module: ModuleType) -> Path:
-    """What a test file grades in a folder: test_NAME.py grades NAME.py."""
+    """Returns what a test file grades in a folder: test_NAME.py grades NAME.py."""
     name = test_module.__name__.rsplit("test_")[-1]
     return HERE / folder / f"{name}.py"
 
 
+def is_begun(path: Path) -> bool:
+    """Returns whether a stub was begun: it does not raise NotImplementedError any more."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError:                         # its author has typed something
+        return True
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) and "NotImplementedError('exercise" in ast.unparse(node):
+            return False
+    return True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
-    """Leave out the tests of stubs that are as they were given."""
+    """Leaves out the tests of stubs that are as they were given."""
     kept = []
     left_out = []
     for item in items:
@@ -38,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kept.append(item)
             continue
         path = graded_file(item.callspec.params["work"], item.module)
-        if 'raise NotImplementedError("exercise' not in path.read_text(encoding="utf-8"):
+        if is_begun(path):
             kept.append(item)
             continue
         left_out.append(item)
@@ -55,7 +75,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter):
 
 @pytest.fixture(scope="module")
 def work(request: pytest.FixtureRequest) -> ModuleType:
-    """The module to be graded."""
+    """Returns the module to be graded."""
     path = graded_file(request.param, request.module)
     # By its path: each folder has files of the same names.
     spec = importlib.util.spec_from_file_location(f"{request.param}_{path.stem}", path)

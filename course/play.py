@@ -1,154 +1,116 @@
-"""You against a member of a run of the micro base, in the terminal, rated as the members are.
+"""Lets you play against the members of a run of the micro base, in the terminal, rated as they are.
 
     python -m course.play out/NAME              # solve a teacher's task; then a student's four attempts show
     python -m course.play out/NAME --teach      # write a task, and see which students solve it
 
 An empty line ends the game. Answers and programs run in the sandbox, like the members' own.
 """
-from dataclasses import dataclass
 from itertools import count
 
 import selfplay
-from evolve import Member, members_of, plays
-from common import leave, parser_of
-from common import Refused, UserError
-from run import State, task_rows
-from run.startup import opened
-from run.terminal import block, format_task, print_safely
-from sample import records_of
-from selfplay import ProposalRecord, Setup
+from common import Refused, UserError, demand, leave, parser_of, visible
+from evolve import Member, members_of
+from measure import format_task
+from run import State, opened, task_rows
+from selfplay import RATINGS, ProposalRecord, Setup
 from tasks import TASK_TYPES, verify_answers
-from tasks.base import Task
 from tasks.prompts import Answer
-from trueskill_lite import RATINGS, Elo, TrueSkill
 
 N_ATTEMPTS = 4                      # of a student at a task
 FIRST_STEP = 10 ** 6                # no run has so many steps: the game's draws are none of the run's
 
 
-@dataclass
-class Round:
-    """A task of the game, before students attempt it."""
-    record: ProposalRecord
-    score: float                    # what a student's solve rate is compared with
-
-
-def tasks_of(s: Setup, state: State, teacher: Member, step: int) -> list[ProposalRecord]:
-    """The valid tasks that a teacher writes now."""
-    s.adapters.to_device([teacher.slot])
+def a_task_of(s: Setup, state: State, teacher: Member, step: int) -> ProposalRecord | None:
+    """Returns a valid task that a teacher writes now, if there is one. An answer to code_f is a program, which
+    is more than the one line that you are asked for."""
     _, proposed = selfplay.propose(s, state.archive, [(teacher, teacher)], step)
     selfplay.verify_proposals(s, state.archive, proposed, step)
-    valid = []
-    for p in proposed:
-        # An answer to code_f is a program: more than the one line that you are asked for.
-        if p.task and p.kind != "code_f":
-            valid.append(p)
-    return valid
-
-
-def is_right(s: Setup, task: Task, answer: str) -> bool:
-    """What the verifier says of your answer."""
-    texts = [f"={answer}"]          # as a student writes it that does not think
-    [verdicts] = verify_answers([task], [texts], "micro", s.limits, s.sandbox.run)
-    return verdicts == ["correct"]
-
-
-def solve_one(s: Setup, state: State, step: int) -> Round | None:
-    """You answer a task that a teacher writes now; None if you end the game, or if no teacher writes a valid
-    one."""
-    teachers = members_of(state.members, "teacher")
-    # They take turns; who writes nothing valid is passed over.
-    first = step % len(teachers)
-    for teacher in teachers[first:] + teachers:
-        records = tasks_of(s, state, teacher, step)
-        if not records:
-            continue
-        record = records[0]
-        prompt = selfplay.prompt_student(s, record.task)
-        print_safely(f"{teacher.name} asks:\n{block(prompt.user)}")
-        answer = input("your answer: =")
-        if not answer:
-            return None
-        if is_right(s, record.task, answer):
-            print("correct")
-            return Round(record, score=1.0)
-        print(f"wrong: {record.task.outputs[0]} was expected")
-        return Round(record, score=0.0)
-    print("the teachers write nothing valid any more")
+    for record in proposed:
+        if record.task and record.kind != "code_f":
+            return record
     return None
 
 
-def write_one(s: Setup, you: Member) -> Round | None:
-    """You write a task; None ends the game. Raises UserError for what is no task."""
+def solve_one(s: Setup, state: State, step: int) -> tuple[ProposalRecord | None, float]:
+    """Asks you a task that a teacher writes now. Returns it, or None if you end the game, and your score: 1 for
+    a right answer, else 0."""
+    teachers = members_of(state.members, "teacher")
+    first = step % len(teachers)                # they take turns; who writes nothing valid is passed over
+    for teacher in teachers[first:] + teachers:
+        record = a_task_of(s, state, teacher, step)
+        if record is None:
+            continue
+        prompt = selfplay.prompt_student(s, record.task)
+        print(visible(f"{teacher.name} asks:\n{prompt.user}"))
+        answer = input("your answer: =")
+        if not answer:
+            return None, 0.0
+        texts = [f"={answer}"]                  # as a student writes it that does not think
+        [verdicts] = verify_answers([record.task], [texts], "micro", s.limits, s.sandbox.run)
+        if verdicts == ["correct"]:
+            print("correct")
+            return record, 1.0
+        print(f"wrong: {record.task.outputs[0]} was expected")
+        return record, 0.0
+    print("the teachers write nothing valid any more")
+    return None, 0.0
+
+
+def write_one(s: Setup, you: Member) -> tuple[ProposalRecord | None, float]:
+    """Lets you write a task. Returns it, or None if you end the game, and .5: you win against a student that
+    fails more than half of its attempts. Raises UserError for what is no task."""
     print("a function f(x), its lines, then an empty line:")
     lines = []
     while line := input("    "):
         lines.append(line)
     if not lines:
-        return None
+        return None, 0.5
     given = input("its input, as between the brackets of a call: ")
-    lines.append(f"f({given})")
-    text = "\n".join(lines)
+    text = "\n".join([*lines, f"f({given})"])
     try:
         proposal = TASK_TYPES["code_o"].read(Answer(text, "micro"), [], s.limits)
     except Refused as refused:
         raise UserError(f"no task ({refused.reason})") from None
-    [record] = records_of(s, [proposal], you, "yours")
-    # You win against a student that fails more than half of its attempts.
-    return Round(record, score=0.5)
+    [task] = selfplay.make_tasks(s, [proposal], "your task")
+    return ProposalRecord(you, "code_o", 0, [], task=task), 0.5
 
 
-def rate(system: TrueSkill | Elo, you: Member, student: Member, surprise: float) -> None:
-    """New ratings of both. surprise: your score less the student's solve rate."""
+def rate(you: Member, student: Member, surprise: float) -> None:
+    """Rates you and a student anew. surprise: your score less the student's solve rate."""
     if surprise < 0:
-        student.rating, you.rating = system.rate(student.rating, you.rating)
+        student.rating, you.rating = RATINGS.rate(student.rating, you.rating)
     else:
-        draw = surprise == 0
-        you.rating, student.rating = system.rate(you.rating, student.rating, draw)
+        you.rating, student.rating = RATINGS.rate(you.rating, student.rating, surprise == 0)
     print(f"ratings: you {you.rating.mu:.1f}, {student.name} {student.rating.mu:.1f}")
 
 
-def students_attempt(s: Setup, students: list[Member], record: ProposalRecord, step: int) -> None:
-    """The students attempt the task; it is printed with its right value and all attempts."""
-    s.adapters.to_device([student.slot for student in students])
-    pairs = [(record.teacher, student) for student in students]
-    selfplay.solve(s, pairs, [record], step)
-    [row] = task_rows([record], step)
-    # The first line is about a step of a run.
-    _, _, shown = format_task(row).partition("\n")
-    print_safely(shown)
-
-
 def play(path: str, teach: bool) -> None:
-    """The game, from the run's last checkpoint. Raises UserError where there is none."""
+    """Plays from the run's last checkpoint. Raises UserError if there is none."""
     with opened(path, n_prompts=1, samples_per_task=N_ATTEMPTS) as (s, state):
-        if s.base.prompt_format != "micro":
-            raise UserError(f"{path}: this game is for runs of the micro base")
-        system = RATINGS[s.cfg.rating]()
-        role = "teacher" if teach else "student"
-        you = Member("you", role, -1, system.new())
+        demand(s.base.prompt_format == "micro", f"{path}: this game is for runs of the micro base")
+        you = Member("you", "teacher" if teach else "student", -1, RATINGS.new())
         for step in count(FIRST_STEP):
             try:
-                asked = write_one(s, you) if teach else solve_one(s, state, step)
+                record, score = write_one(s, you) if teach else solve_one(s, state, step)
             except UserError as error:          # what you wrote is no task: you may try again
                 print(error)
                 continue
-            if asked is None:
+            if record is None:
                 return
-            students = []
-            for student in members_of(state.members, "student"):
-                if plays(student, asked.record.kind):
-                    students.append(student)
+            students = members_of(state.members, "student")
             if not teach:                       # one of them, in turn, is enough
                 students = [students[step % len(students)]]
-            students_attempt(s, students, asked.record, step)
+            selfplay.solve(s, [(record.teacher, student) for student in students], [record], step)
+            [row] = task_rows([record], step)
+            _, _, shown = format_task(row).partition("\n")          # the first line is about a step of a run
+            print(shown)
             for student in students:
-                verdicts = asked.record.attempts[student.name]
-                solved = selfplay.solve_rate(verdicts) or 0.0
-                rate(system, you, student, asked.score - solved)
+                solved = selfplay.solve_rate(record.attempts[student.name]) or 0.0
+                rate(you, student, score - solved)
 
 
 def main() -> None:
+    """Runs the command line."""
     parser = parser_of("python -m course.play", __doc__)
     parser.add_argument("run", help="the run's directory")
     parser.add_argument("--teach", action="store_true", help="write the tasks instead of solving them")

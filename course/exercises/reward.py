@@ -12,7 +12,8 @@ well be luck. What the test wants, with B a binomial draw of n attempts:
 
     1. 0 where nobody or everybody succeeded
     2. B ~ Bin(n, guess), guess .1, .25, .5, n = 4, 8, 16: paid 0.05 on average at most    no farming
-    3. B ~ Bin(8, 1/2), guess .05: paid 0.5 on average at least    open tasks still pay
+    3. B ~ Bin(8, 1/2), guess .05: paid 0.5 on average at least    open tasks still pay,
+       and B ~ Bin(16, .6), guess .25: the same                    also where one can guess in part
     4. never more for a task that is easier to guess
     5. guess .05: more where half of the attempts succeeded than where all but one did    medium is best
 

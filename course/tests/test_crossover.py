@@ -1,9 +1,11 @@
-"""Grades exercise 8: the best approximation, whatever the factoring, and the loop's own operator."""
+"""Grades exercise 8: the best approximation, whatever the factoring, without M itself, as the loop's own."""
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 R, WIDTH, OUT = 4, 24, 16
 Factors = tuple[Tensor, Tensor]         # A (R, WIDTH), B (OUT, R)
@@ -52,6 +54,32 @@ def test_the_factoring_does_not_matter(work: ModuleType):
     got = dw(child_again)
     assert torch.allclose(got, want, atol=1e-7), \
         "a parent with the same B A in other factors should have the same child: work on the products"
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that PyTorch makes."""
+    n = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable,
+        types: tuple,
+        args: tuple = (),
+        kwargs: dict | None = None,
+    ):
+        made = func(*args, **(kwargs or {}))
+        parts = made if isinstance(made, (tuple, list)) else [made]
+        for part in parts:
+            if isinstance(part, Tensor):
+                self.n = max(self.n, part.numel())
+        return made
+
+
+def test_the_whole_matrix_is_never_made(work: ModuleType):
+    first, second = parent(0), parent(1)
+    with Largest() as made:
+        work.midpoint(first, second)
+    assert made.n < OUT * WIDTH, "M itself is far too large at 7B: nothing of m x n may be made"
 
 
 def test_both_factors_carry_the_same_share(work: ModuleType):

@@ -165,7 +165,7 @@ def test_a_row_without_an_advantage_counts_in_the_mean(work: ModuleType):
 
 
 def test_the_loop_has_the_same_gradient(work: ModuleType):
-    """Sampled answers of the bundled base. rl.py's loss has another value (PPO's ratio) but this gradient."""
+    """Sampled answers of the bundled base."""
     import rl
     from generate import Prompts, SamplingParams, generate
     from lora import Adapters
@@ -198,8 +198,7 @@ def test_the_loop_has_the_same_gradient(work: ModuleType):
     kind = torch.zeros_like(member)
     batch = rl.Batch(rollout, reward, member, role, kind)
     advantage = torch.randn(8, generator=gen)
-    objective = rl.Objective(base, adapters, batch, advantage)
-    rl.accumulate(objective)
+    rl.accumulate(base, adapters, batch, advantage)
     theirs = [factor.grad for factor in parameters]
     # Yours.
     route = adapters.route(member, torch.float32)

@@ -45,6 +45,11 @@ def test_open_tasks_still_pay(work: ModuleType):
     assert got >= 0.5, f"half of the attempts succeed, not by luck: 0.5 or more should be paid, not {got:.3f}"
 
 
+def test_what_can_be_guessed_in_part_pays_too(work: ModuleType):
+    got = paid(work.reward, 16, 0.6, 0.25)
+    assert got >= 0.5, f"far more succeed than by luck: 0.5 or more should be paid, not {got:.3f}"
+
+
 @pytest.mark.parametrize("n", [8, 16])
 def test_medium_difficulty_is_paid_best(work: ModuleType, n: int):
     """Paid the same for whatever is no luck, a teacher would not learn which tasks are better."""
