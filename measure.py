@@ -46,9 +46,9 @@ def ask_greedily(
     tasks: list[Task],
     step: int,
 ) -> tuple[dict[str, list], dict[str, list], int]:
-    """Lets each member attempt each task once, greedily, in one batch. Returns two lists by name with an entry a
-    task, and the number of tokens. The lists say whether an answer is right (1, 0; None if the sandbox failed)
-    and whether it shows reasoning."""
+    """Lets each member attempt each task once, greedily, in one batch. Returns two lists by name with an
+    entry a task, and the number of tokens. The lists say whether an answer is right (1, 0; None if the
+    sandbox failed) and whether it shows reasoning."""
     # fresh members are the base, bit for bit: it alone is asked
     untrained = not any(B.any() for B in s.adapters.B.values())
     asked = [-1] if untrained else list(slots.values())

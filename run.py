@@ -244,17 +244,17 @@ def environment(ranks: Ranks, sandbox: Verifier) -> dict:
         sandbox_report=sandbox.report)
 
 
-def free_memory(device: torch.device) -> float:
+def free_memory(device: torch.device, root: Path = Path("/")) -> float:
     """Returns the free gigabytes of a card, else the smaller of the machine's and the container's (cgroup v2
     or v1). Unknown is infinite."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] / 2 ** 30
     free = math.inf
-    meminfo = Path("/proc/meminfo")
+    meminfo = root / "proc/meminfo"
     if meminfo.exists():
         [available] = [line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable")]
         free = int(available.split()[1]) / 2 ** 20
-    groups = Path("/sys/fs/cgroup")
+    groups = root / "sys/fs/cgroup"
     for folder, most, used in ((groups, "memory.max", "memory.current"),
                                (groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")):
         if not (folder / used).exists() or (folder / most).read_text().strip() == "max":

@@ -2,9 +2,12 @@
 import json
 from pathlib import Path
 
+# Under torchrun, also on a machine whose own name does not resolve
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc_per_node=2"]
+
 
 def words(**flags) -> list[str]:
-    """Flags as words of a command line."""
+    """Returns flags as words of a command line."""
     found = []
     for name, value in flags.items():
         spelled = "--" + name.replace("_", "-")
@@ -13,18 +16,18 @@ def words(**flags) -> list[str]:
 
 
 def play(**flags) -> Path:
-    """A whole run in this process; its directory."""
+    """Makes a whole run in this process; returns its directory."""
     import config
     import train
     return train.main(config.config_of(config.parse_args(None, words(**flags)))).path
 
 
 def rows(path: Path, log: str = "metrics") -> list[dict]:
-    """The lines of one of a run's logs; none where it is not there."""
+    """Returns the lines of one of a run's logs; none if it is not there."""
     file = path / f"{log}.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def timeless(path: Path) -> list[dict]:
-    """metrics.jsonl without the only member that two equal runs may differ in."""
+    """Returns metrics.jsonl without the only member that two equal runs may differ in."""
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows(path)]
