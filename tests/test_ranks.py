@@ -126,6 +126,7 @@ def one_of_two(rank: int, what, folder: Path, *given) -> None:
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 def test_two_processes_hold_the_same_bytes(tiny, tmp_path):
     mp.spawn(one_of_two, (talk, tmp_path, tiny.path), nprocs=2)
 
