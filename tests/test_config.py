@@ -1,6 +1,7 @@
 """The flags: groups in --help, defaults by prompt format, and what the checks refuse."""
 import dataclasses
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,13 @@ import pytest
 import config
 from common import UserError
 
-NAMES = [f.name for f in dataclasses.fields(config.Config)]
+FIELDS = dataclasses.fields(config.Config)
+NAMES = [f.name for f in FIELDS]
+
+
+def resolved(words: str, prompt_format: str = "micro") -> config.Config:
+    """Returns what a run is asked for by a command line."""
+    return config.resolve_config(config.config_of(config.parse_args(None, shlex.split(words))), prompt_format)
 
 
 def test_help_shows_every_flag_in_its_group(monkeypatch, capsys):
@@ -21,12 +28,11 @@ def test_help_shows_every_flag_in_its_group(monkeypatch, capsys):
     parts = re.split(r"^(\w[\w ]*):\n", capsys.readouterr().out, flags=re.M)[3:]      # without options: -h
     assert end.value.code == 0 and parts[::2] == list(config.GROUPS.values())
     shown = [re.findall(r"^  (--\S+)", text, re.M) for text in parts[1::2]]
-    assert [flags[0] for flags in shown] == list(map(config.spelled, config.GROUPS))
     assert sum(shown, []) == list(map(config.spelled, NAMES))
-    assert config.FREE == tuple("base name out resume init steps device plan show save_every keep halt_on".split())    # change no result
+    assert set(config.FREE) <= set(NAMES) and not {"seed", "lr", "task_types", "dtype"} & set(config.FREE)
 
 
-@pytest.mark.parametrize("f", dataclasses.fields(config.Config), ids=lambda f: f.name)
+@pytest.mark.parametrize("f", FIELDS, ids=lambda f: f.name)
 def test_the_default_shown_is_the_one_in_force(f):
     """Read back from its words, by prompt format or --algo, a default is what a run with that gets."""
     presets = config.ALGORITHMS if f.name in config.ALGORITHMS["grpo"] else config.PRESETS
@@ -42,94 +48,80 @@ def test_the_default_shown_is_the_one_in_force(f):
 
 
 @pytest.mark.parametrize("prompt_format", config.PRESETS)
-def test_presets_pass_the_checks_and_leave_nothing_open(prompt_format):
+def test_presets_leave_nothing_open(prompt_format):
+    """And what a run has written down is what it goes on with."""
     cfg = config.resolve_config(config.Config(), prompt_format)
-    assert None not in vars(cfg).values() and cfg.prompt_format == prompt_format
+    assert None not in vars(cfg).values() and cfg.prompt_format == prompt_format and cfg.dedupe == "structural"
     assert {name: getattr(cfg, name) for name in config.PRESETS[prompt_format]} == config.PRESETS[prompt_format]
-    assert (cfg.pop, cfg.teachers, cfg.grace, cfg.importance_cap) == (8, 4, cfg.evolve_every, 0)
-    assert config.resolve_config(config.Config(), prompt_format, "cuda").importance_cap == 2
-
-
-@pytest.mark.parametrize("slip, said", [
-    (dict(basline="none"), "sets 'basline', which is no flag whose default is None: did you mean 'baseline'"),
-    (dict(normalise_advantages="off"), ".*: did you mean 'normalize_advantages'"),
-    (dict(epochs=2), "sets 'epochs', which is no flag whose default is None")])
-def test_a_preset_sets_flags_that_it_can_set(slip, said):
-    """A misspelt one would be an AttributeError that names no table, and a flag with a default of its own would be left as it is."""
-    tables = config.ALGORITHMS, config.PRESETS
-    for name, table in zip(("ALGORITHMS", "PRESETS"), tables):
-        config.check_presets(name, table)
-        last = list(table)[-1]
-        with pytest.raises(AssertionError, match=rf"^{name}\['mine'\] of config.py {said}"):
-            config.check_presets(name, table | dict(mine=table[last] | slip))
-        with pytest.raises(AssertionError, match=rf"{name}\['mine'\] of config.py does not set "):
-            config.check_presets(name, table | dict(mine={}))
+    assert cfg.grace == cfg.evolve_every and config.resolve_config(config.Config(), prompt_format, "bfloat16").dtype == "bfloat16"
+    assert config.config_of(config.flags_of(cfg)) == cfg == config.resolve_config(cfg, prompt_format)
 
 
 @pytest.mark.parametrize("algo", config.ALGORITHMS)
 def test_an_algorithm_fills_in_what_is_not_given(algo):
-    """Every algorithm sets the same five flags, to legal values, and no two set them alike."""
+    """Every algorithm sets the same flags, and no two set them alike."""
     preset = config.ALGORITHMS[algo]
-    assert len(preset) == 5 and set(preset) == set(config.ALGORITHMS["grpo"])
-    assert list(config.ALGORITHMS.values()).count(preset) == 1
-    for given in {}, dict(token_weight="row", clip=(0.1, 0.5)):
+    assert set(preset) == set(config.ALGORITHMS["grpo"]) and list(config.ALGORITHMS.values()).count(preset) == 1
+    for given in {}, dict(token_weight="row"):
         cfg = vars(config.resolve_config(config.Config(algo=algo, **given), "micro"))
         assert {name: cfg[name] for name in preset} == preset | given
 
 
-@pytest.mark.parametrize("f", [f for f in dataclasses.fields(config.Config) if f.metadata["within"]], ids=lambda f: f.name)
+def test_what_other_flags_imply():
+    assert (resolved("--single").pop, resolved("--tasks micro").dedupe, resolved("--evolve-every 3").grace) == (2, "off", 3)
+    assert resolved("--grace 0 --lora-targets q_proj,v_proj").lora_targets == ("q_proj", "v_proj")
+    cfg = resolved("--lr-decay 12,25,.15 --halt-on collapse,flat --pop 4")
+    assert (cfg.lr_decay, cfg.halt_on, cfg.pop) == ((12, 25, 0.15), ("collapse", "flat"), 4)
+    assert config.flags_of(cfg)["lr_decay"] == "12,25,0.15" and config.flags_of(cfg)["pop"] == 4
+
+
+def test_a_misspelt_preset_is_named(monkeypatch):
+    monkeypatch.setitem(config.ALGORITHMS, "mine", config.ALGORITHMS["grpo"] | dict(basline="none"))
+    with pytest.raises(AssertionError, match="sets 'basline', which is no flag"):
+        config.resolve_config(config.Config(algo="mine"), "micro")
+
+
+@pytest.mark.parametrize("f", [f for f in FIELDS if f.type in (int, float)], ids=lambda f: f.name)
 def test_ranges(f):
-    low, high = map(f.type, f.metadata["within"])
+    low, high = f.metadata["within"]
     for value in low, high:
-        config.check_value(f, value)
-    for value in (low - 1, high * 2, f.type(1e30), *map(float, ("nan", "inf", "-inf"))):
-        if type(value) is f.type:
-            with pytest.raises(UserError, match=rf"^{config.spelled(f.name)} .*: give a number in .*\d"):
-                config.check_value(f, value)
+        config.check_value(f, f.type(value))
+    for value in (low - 1, high * 2, float("nan"), float("inf"), "many", None):
+        with pytest.raises(UserError, match=rf"^{config.spelled(f.name)} .*: give a number from "):
+            config.check_value(f, value)
 
 
-@pytest.mark.parametrize("change, match", [
-    (dict(steps="many"), "--steps 'many': give a value of type int"), (dict(single=1), "--single 1: give"),
-    (dict(rank=None), "--rank None: give"), (dict(matching="best"), "--matching 'best': give one of pfsp, "),
-    (dict(lr=float("nan")), "--lr nan: give a number in"), (dict(pop=[]), r"--pop \[\]: give")])
-def test_a_damaged_config_of_a_run(change, match):
-    cfg = config.resolve_config(config.Config(), "micro")
-    saved = config.flags_of(cfg)
-    assert config.config_of_run(saved, "out/x") == cfg
-    with pytest.raises(UserError, match=rf"config.json of out/x is damaged \({match}"):
-        config.config_of_run(saved | change, "out/x")
-
-
-def test_flags_with_several_values_are_tuples_and_text_on_the_disk():
-    """Parsed once: what runs sees tuples. config.json holds what the command line holds, as older runs wrote it."""
-    cfg = config.resolve_config(config.parse_args(None, ["--lr-decay", "12,25,.15", "--halt-on", "escape,flat"]), "chat")
-    assert (cfg.lr_decay, cfg.halt_on, cfg.clip) == ((12, 25, 0.15), ("escape", "flat"), (0.2, 0.2))
-    assert cfg.task_types == ("code_o", "code_i", "code_f") and config.Config().halt_on == ()
-    flags = config.flags_of(cfg)
-    assert (flags["lr_decay"], flags["clip"], flags["task_types"]) == ("12,25,0.15", "0.2,0.2", "code_o,code_i,code_f")
-    assert config.config_of(flags) == cfg == config.config_of_run(flags | dict(lr_decay="12,25,.15"), "out/x")
-    with pytest.raises(UserError, match="--task-types 'code_o': give a tuple"):
-        config.resolve_config(config.Config(task_types="code_o"), "micro")
-
-
-NICHES = dict(niches=True, task_types="code_o,code_i")
-
-
-@pytest.mark.parametrize("flags, match", [
-    *[(dict(lr_decay=wrong), "--lr-decay .*HOLD") for wrong in ("12,25", "25,12,0.1", "1,2,1.5", "1,2,nan", "a,b,c", "-1,2,0.1")],
-    (NICHES | dict(task_types="code_o"), "give at least two types"), (NICHES | dict(pop=2), "of each role at least as many members"),
-    (dict(lr_spread=0.5), "--lr-spread 0.5"), (dict(lr_mutate=0.9), "--lr-mutate 0.9"),
-    (dict(lr_spread=float("inf")), "--lr-spread inf"), (dict(lr_mutate=float("nan")), "--lr-mutate nan"),
-    (dict(litter=4, evolve="none"), "--litter 4: this run replaces no student: leave --litter out, or"),
-    (dict(litter=2, single=True), "--litter 2: this run replaces no student"), (dict(litter=2, pop=2), "at least two students"),
-    (dict(litter=4, evolve="copy"), "--litter 4: of 3 student.* copy makes 3 different.*: give at most 3"),
-    (dict(litter=2, evolve="mean", pop=6), "mean makes 1 different"), (dict(litter=0), "--litter 0"),
-    (dict(pop="8"), "--pop '8': give a value of type int"), (dict(algo="mine"), "--algo 'mine': give one of reinforce"),
-    (dict(single=True, pop=4), "--single is one adapter in both roles"), (dict(clip="0.2"), "--clip 0.2: give LOW,HIGH"),
-    (dict(pop=4, teachers=4), "--teachers 4: of --pop 4 one must be a student"),
-    (dict(task_types="code_o,code_x"), "--task-types: code_x unknown; valid: code_o"),
-    (dict(lora_targets="q_proj,nose"), "--lora-targets: nose unknown; valid: q_proj"),
-    (dict(prompt_format="chat", n_few_shot=0), "--n-few-shot 0: chat prompts show tasks")])
-def test_flags_that_do_not_agree(flags, match):
+@pytest.mark.parametrize("words, match", [
+    *[(f"--lr-decay {wrong}", "--lr-decay .*: give ") for wrong in ("12,25", "25,12,0.1", "1,2,1.5", "1,2,nan", "a,b,c", "-1,2,0.1")],
+    ("--steps many", "--steps many: give a number"), ("--pop 5", "--pop 5: give an even number"), ("--seed 1.5", "--seed 1.5: give"),
+    ("--matching pfps", "'pfps' is none of pfsp, uniform"), ("--halt-on collapse,colapse", "'colapse' is none of collapse, gaming"),
+    ("--task-types code_o,code_x", "'code_x' is none of code_o"), ("--lora-targets q_proj,nose", "'nose' is none of q_proj"),
+    ("--algo mine", "'mine' is none of reinforce"), ("--lora-targets=", "give at least one"),
+    ("--tasks micro --task-types code_f", "--tasks micro draws code_o and code_i"),
+    ("--prompt-format chat --n-few-shot 0", "--n-few-shot 0: chat prompts show tasks")])
+def test_flags_that_cannot_be(words, match):
     with pytest.raises(UserError, match=match):
-        config.resolve_config(config.config_of(flags), flags.get("prompt_format", "micro"))
+        resolved(words, "chat" if "chat" in words else "micro")
+
+
+@pytest.mark.parametrize("switch", config.SWITCHED_OFF)
+def test_flags_that_another_one_switches_off(switch):
+    """Each is refused if it would change something, and told apart from its usual value."""
+    _, names = config.SWITCHED_OFF[switch]
+    values = dict(pop=4, matching="uniform", lr_teacher=0.0, lr_spread=2.0, lr_mutate=1.5, evolve="mean", evolve_every=2,
+                  replace_frac=0.5, grace=1, teacher_reward="learnability", n_few_shot=1, dedupe="exact")
+    words = switch + " micro" * (switch == "--tasks")
+    usual = resolved(words)
+    for name in names:
+        with pytest.raises(UserError, match=f"^{config.spelled(name)} .* does nothing beside {switch}: leave one of the two out"):
+            resolved(f"{words} {config.spelled(name)} {values[name]}")
+        assert resolved(f"{words} {config.spelled(name)} {getattr(usual, name)}") == usual
+    assert resolved("--single --evolve none").evolve == "none"
+
+
+@pytest.mark.parametrize("words, nearest", [("--teacher_reward=band", "--teacher-reward"), ("--lr_teacher 1", "--lr-teacher"),
+                                            ("--popul 8", "--pop"), ("--task-type code_o", "--task-types")])
+def test_an_unknown_flag_is_answered_by_the_nearest(capsys, words, nearest):
+    with pytest.raises(SystemExit) as end:
+        config.parse_args(None, words.split())
+    assert end.value.code == 2 and f"did you mean {nearest}?" in capsys.readouterr().err
