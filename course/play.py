@@ -21,8 +21,8 @@ FIRST_STEP = 10 ** 6                # no run has so many steps: the game's draws
 
 
 def a_task_of(s: Setup, state: State, teacher: Member, step: int) -> ProposalRecord | None:
-    """Returns a valid task that a teacher writes now, if there is one. An answer to code_f is a program, which
-    is more than the one line that you are asked for."""
+    """Returns a valid task that a teacher writes now, if there is one. An answer to code_f is a program,
+    which is more than the one line that you are asked for."""
     _, proposed = selfplay.propose(s, state.archive, [(teacher, teacher)], step)
     selfplay.verify_proposals(s, state.archive, proposed, step)
     for record in proposed:
@@ -32,8 +32,8 @@ def a_task_of(s: Setup, state: State, teacher: Member, step: int) -> ProposalRec
 
 
 def solve_one(s: Setup, state: State, step: int) -> tuple[ProposalRecord | None, float]:
-    """Asks you a task that a teacher writes now. Returns it, or None if you end the game, and your score: 1 for
-    a right answer, else 0."""
+    """Asks you a task that a teacher writes now. Returns it, or None if you end the game, and your score: 1
+    for a right answer, else 0."""
     teachers = members_of(state.members, "teacher")
     first = step % len(teachers)                # they take turns; who writes nothing valid is passed over
     for teacher in teachers[first:] + teachers:
