@@ -1,80 +1,159 @@
 """What members write, on the terminal.
 
-    python sample.py out/micro-1/step_19/S4                  # attempts at fresh tasks, with verdicts
-    python sample.py out/micro-1/step_19/T0                  # a teacher's proposals, with what the verifier says
-    python sample.py out/micro-1/step_19/S4 base             # a member, and the frozen base
-    python sample.py out/micro-1/step_19/S4 --program "def f(x): return x[::-1]" --input "[1,2]"
-    python sample.py out/NAME/step_200/S4 --prompt "def fibonacci(n):"
+    python sample.py out/micro-1                      # all members of the best checkpoint
+    python sample.py out/micro-1/step_19/T0           # a teacher's proposals, with what the verifier says
+    python sample.py out/micro-1/step_19/S4 base      # attempts of a student and of the frozen base
+    python sample.py out/micro-1/best/S4 --program "def f(x): return x[::-1]" --input "[1,2]"
+    python sample.py out/micro-1/best/S4 --prompt "def fibonacci(n):"
+    python sample.py out/micro-1/best/S4 --chat       # answers your lines until you press Ctrl-D
+
+The phases of a run do the work: prompts, parsers and verdicts are those of training.
 """
 import argparse
+import dataclasses
+import re
+from pathlib import Path
 
 import selfplay
-from common import demand, leave, parser_of
-from ranks import ALONE
+from common import demand, leave, parser_of, visible
 from config import Config, resolve_config
-from eval.answer import load
-from evolve import Member
-from measure import format_task, visible
+from eval.answer import BASE, load
+from evolve import Member, members_of
+from measure import format_task
 from micro.programs import fresh_program
 from run import archive_of, seeds, task_rows
 from selfplay import RATINGS, ProposalRecord, Setup
+from tasks import TASK_TYPES
 from tasks.base import Proposal
 from tasks.prompts import Prompt
-from tasks.programs import Limits
 from verifier import open_sandbox
 
+OF_PROGRAMS = ("code_o", "code_i")          # the types whose task is a program and one input
 
-def show(setup: Setup, args: argparse.Namespace, members: list[Member]) -> None:
-    """Print the teachers' proposals, and the students' attempts at tasks."""
-    pairs = [(m, m) for m in members if m.role == "teacher"]        # a phase wants pairs, and a step to key draws by
+
+def parse_args() -> argparse.Namespace:
+    """Returns the command line. Raises UserError for flags that make no sense."""
+    parser = parser_of("sample.py", __doc__)
+    add = parser.add_argument
+    add("members", nargs="+", metavar="MEMBER", help="runs, checkpoints, PEFT directories; base: the base")
+    add("--base", default="", help="directory or hub id; default: what the members were trained on")
+    add("--task-types", default="code_o", help="of proposals and tasks, separated by commas")
+    one_of = parser.add_mutually_exclusive_group().add_argument
+    one_of("--program", default="", help="a program to attempt, on --input")
+    one_of("--prompt", default="", help="any text, which every member answers")
+    one_of("--chat", action="store_true", help="the first member answers lines from the terminal")
+    add("--input", default="", help="of --program, as between the brackets of a call")
+    add("--prompt-format", default="", help="default: the run's, else the base's")
+    add("--n", type=int, default=3, help="fresh tasks, or proposals of a teacher")
+    add("--samples", type=int, default=2, help="attempts at a task, or answers to --prompt")
+    add("--temperature", type=float, default=1.0)
+    add("--max-new-tokens", type=int, help="of an answer; default: as in training")
+    add("--seed", type=int, default=0)
+    add("--device", default="auto", help="auto, cpu or cuda")
+    args = parser.parse_args()
+    demand(args.program or not args.input, "--input is that of a program: give --program, too")
+    is_function = re.search(r"^def f\(", args.program, re.MULTILINE)
+    demand(is_function or not args.program, "--program: define a function f, as in 'def f(x): return x'")
+    return args
+
+
+def given_tasks(args: argparse.Namespace, task_types: tuple[str, ...]) -> list[Proposal]:
+    """Returns what students are to attempt: --program, n fresh programs, or a type's own example."""
+    given = []
+    for kind in task_types:
+        example = TASK_TYPES[kind].seed
+        if args.program:
+            demand(kind in OF_PROGRAMS, f"--program is a task of code_o or code_i, not of {kind}")
+            given.append(Proposal(kind, args.program, (args.input,)))
+        elif kind in OF_PROGRAMS:
+            for i in range(args.n):
+                given.append(Proposal(kind, *fresh_program(f"{args.seed}/{i}")))
+        else:
+            demand(example, f"--task-types {kind}: nobody but a teacher has such tasks: ask a teacher alone")
+            given.append(example)
+    return given
+
+
+def show_tasks(setup: Setup, args: argparse.Namespace, members: list[Member]) -> None:
+    """Prints the teachers' proposals, then the attempts of the students and of the base."""
+    task_types = setup.cfg.task_types
+    students = members_of(members, "student")
+    given = given_tasks(args, task_types) if students else []
+    archive = archive_of(selfplay.make_tasks(setup, seeds(task_types), "seed"))
+    # A phase wants pairs, and a step to key its draws by: a teacher meets itself, and the seed is the step.
+    pairs = [(teacher, teacher) for teacher in members_of(members, "teacher")]
+    proposed = []
     if pairs:
-        archive = archive_of(selfplay.make_tasks(setup, seeds(setup.cfg), "seed"))
         _, proposed = selfplay.propose(setup, archive, pairs, args.seed)
         selfplay.verify_proposals(setup, archive, proposed, args.seed)
-        print(*map(format_task, task_rows(proposed, args.seed)), sep="\n")
-    students = [m for m in members if m.role == "student"]
-    if students:
-        dealer = Member("task", "teacher", -1, RATINGS.new())
-        given = [Proposal("code_o", args.program, (args.input,))]
-        if not args.program:
-            given = [Proposal("code_o", *fresh_program(f"{args.seed}/{i}")) for i in range(args.n)]
-        tasks = selfplay.make_tasks(setup, given, "--program")
-        dealt = [ProposalRecord(dealer, task.kind, i, [], task=task) for i, task in enumerate(tasks)]
+    # The students' tasks are nobody's proposals.
+    dealer = Member("task", "teacher", -1, RATINGS.new())
+    dealt = []
+    for i, task in enumerate(selfplay.make_tasks(setup, given, "--program")):
+        task = dataclasses.replace(task, id=i, teacher="task", step=args.seed)
+        dealt.append(ProposalRecord(dealer, task.kind, i, [], task=task))
+    if dealt:
         selfplay.solve(setup, [(dealer, student) for student in students], dealt, args.seed)
-        print(*map(format_task, task_rows(dealt, args.seed)), sep="\n")
+    for row in task_rows(proposed + dealt, args.seed):
+        print(format_task(row))
+
+
+def show_answers(setup: Setup, text: str, members: list[Member]) -> None:
+    """Prints every member's answers to a text, which a chat model is told in its template."""
+    n, seed = setup.cfg.samples_per_task, setup.cfg.seed
+    for m in members:
+        _, answers = selfplay.ask(setup, [Prompt(text)], [m.slot], seed, selfplay.SOLVE, n)
+        for answer in answers:
+            print(f"{m.name}\n{visible(answer)}")
+
+
+def chat(setup: Setup, member: Member) -> None:
+    """Lets a member answer lines from the terminal, until the input ends. It sees the conversation so far."""
+    turns = []
+    while True:
+        try:
+            line = input(f"{member.name} > ")
+        except EOFError:
+            return
+        prompt = Prompt(line, turns=tuple(turns))
+        _, [answer] = selfplay.ask(setup, [prompt], [member.slot], len(turns), selfplay.SOLVE, 1)
+        print(visible(answer))
+        turns.append((line, answer))
 
 
 def main() -> None:
     """The command line."""
-    parser = parser_of("sample.py", __doc__)
-    parser.add_argument("members", nargs="+", metavar="MEMBER", help="PEFT directories; base: the frozen base, too")
-    parser.add_argument("--program", default="", help="a program to attempt, on --input")
-    parser.add_argument("--input", default="", help="of --program, as between the brackets of a call")
-    parser.add_argument("--prompt", default="", help="any text, which every member answers")
-    parser.add_argument("--n", type=int, default=3, help="fresh tasks, or proposals of a teacher")
-    parser.add_argument("--samples", type=int, default=2, help="attempts at a task, or answers to --prompt")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    demand(args.program or not args.input, "--input is that of a program: give --program, too")
-    paths = [path for path in args.members if path != "base"]
-    loaded, slots = load(argparse.Namespace(adapters=paths, run="", base="", prompt_format="", max_new_tokens=None, seed=0,
-                                            rollout_batch=None, device="auto", dtype="auto"))
-    base = loaded.base
+    args = parse_args()
+    paths = [name for name in args.members if name != BASE]
+    run = ""
+    if paths and Path(paths[0], "config.json").exists():        # a run knows its prompt format
+        run = paths.pop(0)
+    asked = vars(args) | dict(run=run, adapters=paths, rollout_batch=None, dtype="auto")
+    loaded, slots = load(argparse.Namespace(**asked))
     members = []
     for name, slot in slots.items():
-        role = "teacher" if name.rpartition("/")[2][0] == "T" else "student"
-        if slot >= 0 or "base" in args.members:
+        role = "teacher" if re.search(r"(^|/)T\d+$", name) else "student"
+        if slot >= 0 or BASE in args.members:
             members.append(Member(name, role, slot, RATINGS.new()))
-    cfg = resolve_config(Config(n_prompts=args.n, proposals_per_prompt=1, samples_per_task=args.samples, dedupe="off",
-                                seed=args.seed), base.prompt_format)
-    with open_sandbox("auto", base.prompt_format) as sandbox:
-        limits = Limits.of_run(cfg, base.prompt_format, base.tokenizer)
-        setup = Setup(cfg, base, loaded.adapters, ALONE, sandbox, limits)
-        if not args.prompt:
-            return show(setup, args, members)
-        for m in members:
-            _, answers = selfplay.ask(setup, [Prompt(args.prompt)], [m.slot], args.seed, selfplay.SOLVE, args.samples)
-            print(*(f"{m.name}\n{visible(answer)}" for answer in answers), sep="\n")
+    cfg = Config(                                               # of a run that samples so much
+        task_types=tuple(args.task_types.split(",")),
+        n_prompts=args.n,
+        proposals_per_prompt=1,
+        samples_per_task=args.samples,
+        temperature=args.temperature,
+        max_new_tokens=args.max_new_tokens,
+        dedupe="off",
+        seed=args.seed)
+    prompt_format = loaded.base.prompt_format
+    cfg = resolve_config(cfg, prompt_format)
+    with open_sandbox("auto", prompt_format) as sandbox:
+        setup = dataclasses.replace(loaded, cfg=cfg, sandbox=sandbox)
+        if args.chat:
+            chat(setup, members[0])
+        elif args.prompt:
+            show_answers(setup, args.prompt, members)
+        else:
+            show_tasks(setup, args, members)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """sample.py shows what members do, judged as in training."""
-import sys
+import io
 
 import pytest
 from tiny_run import play
@@ -7,67 +7,60 @@ from tiny_run import play
 import sample
 from common import UserError
 
-FLAGS = dict(steps=1, pop=2, n_prompts=1, proposals_per_prompt=2, samples_per_task=2, n_heldout=0, probe_every=0, name="run")
-
 
 @pytest.fixture(scope="module")
-def step(micro_base, tmp_path_factory):
-    """A checkpoint with a teacher T0 and a student S0."""
-    return play(**FLAGS, base=micro_base, out=tmp_path_factory.mktemp("out")) / "step_1"
+def run(micro_base, tmp_path_factory):
+    """A run of a teacher T0 and a student S0."""
+    return play(steps=1, pop=2, n_prompts=1, proposals_per_prompt=2, samples_per_task=2, n_heldout=0, probe_every=0, name="run",
+                base=micro_base, out=tmp_path_factory.mktemp("out"))
 
 
-def shown(monkeypatch, capsys, *words) -> str:
-    """What the command prints."""
-    monkeypatch.setattr(sys, "argv", ["sample.py", *map(str, words)])
-    assert sample.main() == 0
-    return capsys.readouterr().out
+@pytest.fixture
+def shown(monkeypatch, capsys):
+    """shown(*words) -> what the command prints."""
+    def command(*words):
+        monkeypatch.setattr("sys.argv", ["sample.py", *map(str, words)])
+        sample.main()
+        return capsys.readouterr().out
+    return command
 
 
-def test_a_given_task_is_judged(monkeypatch, capsys, step):
-    """The program's value stands there, and each attempt is called correct where it is this value."""
-    text = shown(monkeypatch, capsys, step / "S0", "--beside", "base", "--program", "def f(x): return x[::-1]", "--input", "[1,2,3]",
-                 "--samples", "4", "--temperature", "0.5")
-    assert "[1,2,3] -> [3,2,1]" in text
+def test_a_given_task_is_judged(shown, run):
+    """Each attempt is called correct if it is the program's value."""
+    text = shown(run / "step_1/S0", "base", "--program", "def f(x): return x[::-1]", "--input", "[1,2,3]", "--samples", 4, "--temperature", 0.5)
     attempts = [line.split() for line in text.splitlines() if line.startswith(("    S0 ", "    base "))]
-    assert {line[0] for line in attempts} == {"S0", "base"}
+    assert "[1,2,3] -> [3,2,1]" in text and {line[0] for line in attempts} == {"S0", "base"}
     for line in attempts:
         assert (line[1] == "correct") == (line[-1] == "=[3,2,1]"), line
 
 
-def test_proposals_and_fresh_tasks(monkeypatch, capsys, step):
-    """A directory of members: the teacher's proposals, the student's attempts; another seed draws others."""
-    text = shown(monkeypatch, capsys, step, "--n", "3")
+def test_a_run_shows_all_its_members(shown, run):
+    """The teacher's proposals, the student's attempts; another seed draws others; other types have their own example."""
+    text = shown(run, "--n", 3)
     assert text.count(" T0 code_o") == 3 and text.count(" task code_o") == 3
-    assert shown(monkeypatch, capsys, step, "--n", "3") == text != shown(monkeypatch, capsys, step, "--n", "3", "--seed", "1")
+    assert shown(run, "--n", 3) == text != shown(run, "--n", 3, "--seed", 1)
+    assert "apples" in shown(run / "step_1/S0", "--task-types", "math,logic")
 
 
-def test_a_prompt_is_answered_as_written(monkeypatch, capsys, step, base):
-    """Greedily, as the engine alone goes on from these tokens."""
-    text = shown(monkeypatch, capsys, step / "T0", "--beside", "base", "--prompt", "propose out int\n", "--samples", "1",
-                 "--temperature", "0.01")
-    assert text.startswith("T0\n    def f(x):\n") and "\nbase\n    def f(x):\n" in text
+def test_texts_are_answered(shown, run, monkeypatch):
+    """A prompt by everybody, as the engine alone goes on from it; the lines of a chat until its end."""
+    text = shown(run / "step_1/T0", "base", "--prompt", "propose out int\n", "--samples", 1, "--temperature", 0.01)
+    assert text.startswith("T0\ndef f(x):\n") and "\nbase\ndef f(x):\n" in text
+    monkeypatch.setattr("sys.stdin", io.StringIO("propose out int\npropose out list\n"))
+    assert shown(run / "step_1/T0", "--chat", "--temperature", 0.01).count("T0 > def f(x):\n") == 2
 
 
 @pytest.mark.parametrize("words, sentence", [
-    (["--input", "[1]"], "give --program, too"),
+    (["--input", "[1]"], "give --program, too"), (["--program", "lambda x: x"], "define a function f"),
     (["--program", "def f(x): return y", "--input", "1"], r"task 1 is not valid \(error\)"),
-    (["--task", "nowhere"], "cannot be read"), (["--n", "0"], "at least 1"),
+    (["--task-types", "math", "--program", "def f(x): return x"], "a task of code_o or code_i, not of math"),
+    (["--task-types", "code_f"], "ask a teacher alone"), (["--n", "0"], "from 1 to"),
     (["--prompt", "def f(x):\n" * 2000], "shorten the prompt"), (["--base", "nowhere"], "no such directory")])
-def test_bad_input_is_one_sentence(monkeypatch, capsys, step, words, sentence):
+def test_bad_input_is_one_sentence(shown, run, words, sentence):
     with pytest.raises(UserError, match=sentence):
-        shown(monkeypatch, capsys, step / "S0", *words)
+        shown(run / "step_1/S0", *words)
 
 
-def test_one_thing_is_asked(monkeypatch, capsys, step):
-    with pytest.raises(SystemExit):
-        shown(monkeypatch, capsys, step / "S0", "--prompt", "a", "--program", "b")
-    assert "--program: not allowed with argument --prompt" in capsys.readouterr().err
-
-
-def test_a_role_is_given(monkeypatch, capsys, step):
-    assert shown(monkeypatch, capsys, step / "S0", "--role", "teacher", "--n", "2").count(" S0 code_o") == 2
-
-
-def test_a_member_of_another_base_is_refused(monkeypatch, capsys, step, tiny):
+def test_a_member_of_another_base_is_refused(shown, run, tiny):
     with pytest.raises(UserError, match="trained on another base"):
-        shown(monkeypatch, capsys, step / "S0", "--base", tiny.path)
+        shown(run / "step_1/S0", "--base", tiny.path, "--max-new-tokens", 8)
