@@ -281,9 +281,9 @@ def speedrun(args: Namespace) -> None:
         flags = parse_args(None, [*RULES.split(), *where.split(), *args.train])
         with open(f"{args.out}/seed_{seed}.log", "w") as log, contextlib.redirect_stdout(log):
             train.main(config_of(flags), enough)
-        tokens = [0, *spent(rows)][-2]                  # a probe comes before its step's update
-        reached = "reached" if enough(rows[-1]) else "NOT reached"
-        print(f"seed {seed}: {reached} after {tokens:,} tokens", flush=True)
+        before = [0, *spent(rows)][-2]                  # a probe comes before its step's update
+        told = f"{before:,} tokens" if enough(rows[-1]) else "not reached"
+        print(f"seed {seed}: {told}", flush=True)
 
 
 def main() -> None:

@@ -1,40 +1,41 @@
-"""The joint update equals a loop over members; members without rows, and broken ones, change nothing else."""
+"""Advantages and loss equal the papers' formulas, the joint update a loop over members; a broken member changes nothing else."""
+import dataclasses
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from batches import make_batch, pick, settings
+from batches import LENGTH, answer_logp, make_batch, pick, settings, shifted
 
 import rl
 from config import ALGORITHMS
-from generate import Prompts, SamplingParams, generate
-from ranks import Ranks
+from generate import Prompts, Rollout, SamplingParams, generate
 from lora import TARGETS, Adapters
 from model import Base
-from pack import pack
-from rl import Adam
-from weights import load_model, save_peft, weights_hash
+from ranks import ALONE, Ranks
+from rl import Adam, make_lines, micro_batches, pack, size
+from weights import load_model, save_peft
 
-ENDS = (1, 5)
-
-
-def gradients(base, adapters, batch, algo="reinforce++", adv=None, where=None, **flags):
-    """The stacked gradients by path, and of accumulate its sums and the members with a non-finite loss."""
-    cfg = settings(algo, **flags)
-    adv = rl.advantages(batch, cfg) if adv is None else adv
-    found, broken = rl.accumulate(rl.Objective(base, adapters, batch, adv, cfg), **(where or {}))
-    grads = {}
-    for path in adapters.A:
-        grads |= {f"{path}.A": adapters.A[path].grad, f"{path}.B": adapters.B[path].grad}
-    return grads, found.sums, broken
+NORMALIZE = ("member", "kind", "off")
 
 
-def learn(base, adapters, adam, batch, algo="reinforce++", adv=None, **flags) -> dict:
+def gradients(base, adapters, batch, adv=None, ranks=ALONE, **flags) -> dict:
+    """The stacked gradients by path and factor."""
+    cfg = settings(**flags)
+    rl.accumulate(base, adapters, batch, rl.advantages(batch, cfg) if adv is None else adv, cfg, ranks)
+    return {(path, x): getattr(adapters, x)[path].grad for path in adapters.A for x in "AB"}
+
+
+def learn(base, adapters, adam, batch, adv=None, ranks=ALONE, **flags) -> dict:
     """One update with these flags."""
-    cfg = settings(algo, **flags)
-    adv = rl.advantages(batch, cfg) if adv is None else adv
-    return rl.update(rl.Objective(base, adapters, batch, adv, cfg), adam)
+    cfg = settings(**flags)
+    return rl.update(base, adapters, batch, rl.advantages(batch, cfg) if adv is None else adv, adam, cfg, ranks)
+
+
+def adam_of(adapters, *lr) -> Adam:
+    adam = Adam(adapters)
+    adam.lr.copy_(torch.tensor(lr or [1e-3] * adapters.n_members))
+    return adam
 
 
 def state_of(adapters, adam) -> dict:
@@ -47,16 +48,163 @@ def largest(a: dict, b: dict, member=slice(None)) -> float:
     return max((a[name][member].double() - b[name][member].double()).abs().max().item() for name in a)
 
 
-def looped(tiny, adapters, batch, cfg, directory) -> tuple[dict, dict]:
-    """The gradients by peft and transformers: member by member, row by row unpadded, the loss written out; the sums of KL and entropy."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    adv, rollout, grads, sums = rl.advantages(batch, cfg), batch.rollout, {}, dict(kl=0.0, entropy=0.0)
-    for p in range(adapters.n_members):
-        save_peft(adapters, p, directory / str(p), str(tiny.path))
-        reference = transformers.AutoModelForCausalLM.from_pretrained(tiny.path, dtype=torch.float32)
-        reference = peft.PeftModel.from_pretrained(reference, directory / str(p), is_trainable=True).eval()
+# --- advantages, by hand ------------------------------------------------------------------------------------
+
+def hand_batch() -> rl.Batch:
+    """Member 0 plays both roles, member 1 is a student; group 1 is silent."""
+    reward = torch.tensor([1.0, 0.0, 0.0, 0.7, 0.7, 0.7, 0.5, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+    group = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 4])
+    n_tokens = torch.tensor([3, 1, 2, 9, 1, 1, 4, 2, 2, 5, 1, 2, 3, 1])
+    member, role = torch.tensor([0] * 9 + [1] * 2 + [0] * 3), torch.tensor([1] * 11 + [0] * 3)
+    ids, prompt_len = torch.zeros(14, 12, dtype=torch.int64), torch.full((14,), 2)
+    rollout = Rollout(ids, prompt_len, 2 + n_tokens, torch.zeros(14, 12), member)
+    return rl.Batch(rollout, reward, group, role, torch.tensor([0] * 6 + [1] * 3 + [2] * 2 + [0] * 3))
+
+
+def unwhitened(batch: rl.Batch, algo: str) -> list[float]:
+    """Each row's reward against its group, by the papers."""
+    out = []
+    all_rewards, groups = batch.reward.double().tolist(), batch.group.tolist()
+    for r, g in zip(all_rewards, groups):
+        rewards = [x for x, h in zip(all_rewards, groups) if h == g]
+        n, mean = len(rewards), sum(rewards) / len(rewards)
+        std = (sum((x - mean) ** 2 for x in rewards) / n) ** 0.5
+        if algo in ("reinforce++", "dr_grpo"):
+            out.append(r - mean)
+        elif algo == "rloo":
+            out.append(r - (sum(rewards) - r) / (n - 1))
+        else:
+            out.append((r - mean) / (std + 1e-6))
+    return out
+
+
+def whitened(batch: rl.Batch, d: list[float], by_kind: bool = False) -> list[float]:
+    """d less its mean, over its deviation, both of the answer tokens of one member in one role (and kind)."""
+    kinds = batch.kind.tolist() if by_kind else [0] * len(d)
+    keys = list(zip(batch.rollout.member.tolist(), batch.role.tolist(), kinds))
+    silent = [len(batch.reward[batch.group == g].unique()) == 1 for g in batch.group]
+    out = [0.0] * len(d)
+    for key in set(keys):
+        rows = [i for i in range(len(d)) if keys[i] == key and not silent[i]]
+        tokens = torch.tensor([d[i] for i in rows for _ in range(int(batch.rollout.n_tokens[i]))], dtype=torch.float64)
+        for i in rows:
+            out[i] = ((d[i] - tokens.mean()) / (tokens.std(correction=0) + 1e-6)).item()
+    return out
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("normalize", NORMALIZE)
+def test_advantages_by_hand(algo, normalize):
+    """Every token of a row counts once: mean 0 and deviation 1 over the tokens of one member in one role."""
+    batch = hand_batch()
+    adv = rl.advantages(batch, settings(algo, normalize_advantages=normalize))
+    want = unwhitened(batch, algo)
+    if normalize != "off":
+        want = whitened(batch, want, by_kind=normalize == "kind")
+    assert adv.tolist() == pytest.approx(want, abs=1e-5) and (adv[batch.group == 1] == 0).all()
+
+
+def test_without_baseline_the_advantage_is_the_reward():
+    """In silent groups too, whose reward says something where nothing is taken from it."""
+    batch, plain = hand_batch(), settings(baseline="none", normalize_advantages="off")
+    assert torch.equal(rl.advantages(batch, plain), batch.reward)
+    whole = rl.advantages(batch, dataclasses.replace(plain, normalize_advantages="member"))
+    rows = (batch.rollout.member == 0) & (batch.role == 1)
+    tokens = batch.reward[rows].repeat_interleave(batch.rollout.n_tokens[rows])
+    want = (batch.reward[rows] - tokens.mean()) / tokens.std(correction=0)
+    assert whole[rows].tolist() == pytest.approx(want.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("silent", [0.0, 0.1, 1.0])
+def test_groups_without_variance_are_exactly_zero(algo, silent):
+    """Also where the float mean of equal numbers is not that number; the others do not notice them."""
+    for normalize in NORMALIZE:
+        batch, cfg = make_batch(60, member=(0, 1), roles=2), settings(algo, normalize_advantages=normalize)
+        quiet = torch.isin(batch.group, torch.tensor([1, 4, 11, 15]))
+        batch.reward[quiet] = silent
+        adv = rl.advantages(batch, cfg)
+        assert (adv[quiet] == 0).all() and (adv[~quiet] != 0).all()
+        without = rl.advantages(pick(batch, (~quiet).nonzero().squeeze(1)), cfg)
+        assert (adv[~quiet] - without).abs().max() < 1e-6
+        batch.reward[:] = silent
+        assert (rl.advantages(batch, cfg) == 0).all()
+
+
+# --- loss and gradient --------------------------------------------------------------------------------------
+
+def test_the_loss_of_a_token_by_hand():
+    """-A logp w with w = min(p / q, 2), p = 1/2 in training and q = 1/4, 1/8, 1 in the rollout; k3 of base / member = 1/2; entropy."""
+    half = torch.full((3,), 0.5).log().requires_grad_()
+    adv, sampled = torch.tensor([1.0, 1.0, -3.0]), torch.tensor([0.25, 0.125, 1.0]).log()
+    cfg = settings(kl_coef=0.1, entropy_coef=0.01)
+    plain = rl.token_loss(adv, half, None, None, None, cfg)
+    assert torch.equal(plain, -adv * half)
+    weighed = rl.token_loss(adv, half, sampled, None, None, cfg)
+    assert weighed.tolist() == pytest.approx((torch.tensor([2.0, 2.0, 0.5]) * plain).tolist())
+    assert torch.autograd.grad(weighed.sum(), half)[0].tolist() == pytest.approx([-2.0, -2.0, 1.5])
+    quarter, one = torch.full((3,), 0.25).log(), torch.ones(3)
+    whole = rl.token_loss(adv, half, None, quarter, one, cfg)
+    k3 = 0.5 - torch.tensor(0.5).log().item() - 1
+    assert (whole - plain).tolist() == pytest.approx([0.1 * k3 - 0.01] * 3, rel=1e-4)
+
+
+def loss_by_hand(cfg, base, adapters, rollout: Rollout, adv: list[float]) -> torch.Tensor:
+    """The sum of the members' losses as in the papers, row by row unpadded."""
+    total = torch.zeros(())
+    for p in range(3):
         rows = (rollout.member == p).nonzero().squeeze(1).tolist()
-        n_tokens = sum(int(rollout.n_tokens[i]) for i in rows)
+        divisor = sum(int(rollout.n_tokens[i]) for i in rows)
+        for i in rows:
+            logp = answer_logp(base, adapters, rollout, i)
+            if cfg.algo == "grpo":
+                divisor = len(logp) * len(rows)
+            if cfg.algo == "dr_grpo":
+                divisor = LENGTH * len(rows)
+            total = total - (adv[i] * logp).sum() / divisor
+    return total
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_gradient_and_step_by_hand(tiny, population, algo):
+    """The joint gradient in any micro-batches and chunks of logits, rows of the base among them, and torch's AdamW with it."""
+    adapters, batch, lr = population(tiny), make_batch(30, member=(0, 1, 2, -1)), [1e-2, 3e-3, 1e-3]
+    adv = rl.advantages(batch, settings(algo))
+    loss = loss_by_hand(settings(algo), tiny, adapters, batch.rollout, adv.tolist())
+    want = dict(enumerate(torch.autograd.grad(loss, adapters.parameters())))
+    assert min(x[p].abs().max() for x in want.values() for p in range(3)) > 1e-4, "not in the case"
+    for budget in (1, 100, 10 ** 6):
+        got = gradients(tiny, adapters, batch, algo=algo, tokens_per_microbatch=budget)
+        assert largest(dict(enumerate(got.values())), want) < 1e-5
+    adam, after = adam_of(adapters, *lr), []
+    for p in range(3):
+        mine = [x[p].detach().clone().requires_grad_() for x in adapters.parameters()]
+        for x, grad in zip(mine, want.values()):
+            x.grad = grad[p].clone()
+        torch.nn.utils.clip_grad_norm_(mine, 1.0)
+        torch.optim.AdamW(mine, lr=lr[p], betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0).step()
+        after.append(mine)
+    before = [x.detach().clone() for x in adapters.parameters()]
+    told = learn(tiny, adapters, adam, batch, algo=algo)
+    assert told["trained_tokens"] == batch.rollout.n_tokens[(batch.rollout.member >= 0) & (adv != 0)].sum()
+    for k, x in enumerate(adapters.parameters()):
+        for p in range(3):                  # the first step is lr times the sign of the gradient: where it is tiny, rounding decides
+            sure = want[k][p].abs() > 1e-4
+            assert (x[p] - after[p][k])[sure].abs().max() < 0.01 * lr[p] and (x[p] - before[k][p])[sure].abs().min() > 0.9 * lr[p]
+
+
+@pytest.mark.parametrize("targets", [TARGETS, ("k_proj", "gate_proj", "down_proj")])
+def test_joint_gradient_equals_the_loop_over_peft_members(tiny, population, tmp_path, targets):
+    """By peft and transformers, the loss written out: with a temperature, KL and entropy."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    flags = dict(temperature=0.7, kl_coef=0.2, entropy_coef=0.05)
+    adapters, batch, cfg, want = population(tiny, targets=targets), make_batch(18), settings(**flags), {}
+    adv, rollout, frozen = rl.advantages(batch, cfg), batch.rollout, [p.clone() for p in tiny.model.parameters()]
+    for p in range(3):
+        save_peft(adapters, p, tmp_path / str(p), str(tiny.path))
+        reference = transformers.AutoModelForCausalLM.from_pretrained(tiny.path, dtype=torch.float32)
+        reference = peft.PeftModel.from_pretrained(reference, tmp_path / str(p), is_trainable=True).eval()
+        rows = (rollout.member == p).nonzero().squeeze(1).tolist()
         loss = torch.zeros(())
         for i in rows:
             start, end = int(rollout.prompt_len[i]), int(rollout.length[i])
@@ -71,57 +219,95 @@ def looped(tiny, adapters, batch, cfg, directory) -> tuple[dict, dict]:
                 plain = score().gather(1, ids[0, start:, None])[:, 0]
             kl = (plain - logp).exp() - (plain - logp) - 1
             H = -(all_logp.exp() * all_logp).sum(-1)
-            sums["kl"] += kl.sum().item() if cfg.kl_coef else 0
-            sums["entropy"] += H.sum().item() if cfg.entropy_coef else 0
             token = -adv[i] * logp + cfg.kl_coef * kl - cfg.entropy_coef * H
-            loss = loss + token.sum() / n_tokens
+            loss = loss + token.sum() / sum(int(rollout.n_tokens[j]) for j in rows)
         loss.backward()
         for name, x in reference.named_parameters():
             if x.grad is not None:
-                path = name.removeprefix("base_model.model.").removesuffix(".default.weight")
-                grads.setdefault(path.replace(".lora_", "."), []).append(x.grad)
-    return {name: torch.stack(x) for name, x in grads.items()}, sums
-
-
-@pytest.mark.parametrize("targets", [TARGETS, ("k_proj", "gate_proj", "down_proj")])
-@pytest.mark.parametrize("flags", [{}, dict(temperature=0.7, kl_coef=0.2, entropy_coef=0.05)])
-def test_joint_gradient_equals_the_loop_over_peft_members(tiny, population, tmp_path, flags, targets):
-    adapters, batch, frozen = population(tiny, targets=targets), make_batch(18), weights_hash(tiny.model)
-    want, told = looped(tiny, adapters, batch, settings(**flags), tmp_path)
-    got, sums, _ = gradients(tiny, adapters, batch, **flags)
-    assert sums == pytest.approx(sums | told, rel=1e-4)
-    assert set(got) == set(want) and len(got) == 2 * 2 * len(targets)
-    assert weights_hash(tiny.model) == frozen and all(p.grad is None for p in tiny.model.parameters())
-    assert largest(got, want) < 1e-5
+                path, which = name.removeprefix("base_model.model.").removesuffix(".default.weight").split(".lora_")
+                want.setdefault((path, which), []).append(x.grad)
+    want = {name: torch.stack(x) for name, x in want.items()}
+    for budget, chunk in ((10 ** 6, rl.CHUNK), (100, 61 * 5)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rl, "CHUNK", chunk)
+            got = gradients(tiny, adapters, batch, tokens_per_microbatch=budget, **flags)
+        assert set(got) == set(want) and len(got) == 2 * 2 * len(targets) and largest(got, want) < 1e-5
     assert min(x[p].abs().max() for x in want.values() for p in range(3)) > 1e-4, "not in the case"
+    assert all(torch.equal(x, y) and y.grad is None for x, y in zip(frozen, tiny.model.parameters()))
 
 
-@pytest.mark.parametrize("flags", [{}, dict(kl_coef=0.2, entropy_coef=0.05, temperature=0.8)])
-def test_micro_batches_and_chunks_of_logits_do_not_change_the_gradient(tiny, population, monkeypatch, flags):
-    adapters, batch = population(tiny), make_batch(30, member=(0, 1, 2, -1))
-    want, sums, _ = gradients(tiny, adapters, batch, tokens_per_microbatch=10 ** 6, **flags)
-    assert sums["trained_tokens"] == batch.rollout.n_tokens[batch.rollout.member >= 0].sum(), "rows of the base train nobody"
-    for budget, chunk in ((1, rl.CHUNK), (40, rl.CHUNK), (100, 61 * 5)):
-        monkeypatch.setattr(rl, "CHUNK", chunk)
-        got, same, _ = gradients(tiny, adapters, batch, tokens_per_microbatch=budget, **flags)
-        assert largest(got, want) < 1e-6 and same == pytest.approx(sums, rel=1e-4)
+def test_half_precision_weighs_tokens_by_training_over_rollout(tiny, population):
+    """A rollout that found every token half or an eighth as likely doubles the gradient, as weights end at 2. In float32, nothing."""
+    def change(base, factor: float) -> float:
+        adapters, batch = population(base), make_batch(18)
+        adv = rl.advantages(batch)
+        batch.rollout.logp, _ = rl.accumulate(base, adapters, batch, adv)
+        plain = gradients(base, adapters, batch, adv)
+        batch.rollout.logp -= torch.tensor(factor).log()
+        other = gradients(base, adapters, batch, adv)
+        return sum(x.norm() for x in other.values()) / sum(x.norm() for x in plain.values())
+
+    half = dataclasses.replace(tiny, model=load_model(tiny.path, torch.bfloat16))
+    for factor in (2.0, 8.0):
+        assert change(half, factor) == pytest.approx(2, rel=0.02) and change(tiny, factor) == 1
+    assert change(half, 0.5) == pytest.approx(0.5, rel=0.02)
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_step_does_not_depend_on_the_others(tiny, population, algo):
-    """Member 1 alone, and in a batch with other members: the same gradient and the same two steps."""
+    """Member 1 alone, and in a batch with other members: the same gradient, and the others get none."""
     batch = make_batch(30)
     own = pick(batch, (batch.rollout.member == 1).nonzero().squeeze(1))
-    mixed, alone = population(tiny), population(tiny)
-    a, b = (gradients(tiny, x, y, algo)[0] for x, y in ((mixed, batch), (alone, own)))
-    assert largest(a, b, 1) < 1e-6 and all(x[[0, 2]].abs().max() == 0 for x in b.values())
-    states = []
-    for adapters, part in ((mixed, batch), (alone, own)):
-        adam = Adam(adapters, [1e-4] * 3)
-        learn(tiny, adapters, adam, part, algo, epochs=2)
-        states.append(state_of(adapters, adam))
-    assert largest(*states, 1) < 1e-6
+    mixed, alone = (gradients(tiny, population(tiny), some, algo=algo) for some in (batch, own))
+    assert largest(mixed, alone, 1) < 1e-6 and all(x[[0, 2]].abs().max() == 0 for x in alone.values())
 
+
+# --- lines --------------------------------------------------------------------------------------------------
+
+PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2, 9, 9, 8], [7, 8, 9], [22, 23, 24, 25]]
+MEMBERS = [0, 2, 1, 2]                         # two members share a prompt, one member has two
+
+
+def sampled(base, adapters, n: int = 5) -> Rollout:
+    keys = [(3, i) for i in range(len(PROMPTS) * n)]
+    return generate(base, adapters, Prompts(PROMPTS, MEMBERS, keys), SamplingParams(n=n, max_new_tokens=12))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("budget", [1, 30, 10 ** 6])
+def test_lines_score_as_the_rows_that_were_sampled(any_base, population, budget):
+    adapters, seen = population(any_base), []
+    rollout = sampled(any_base, adapters)
+    for batch in micro_batches(rollout, list(range(20)), budget):
+        p = pack(rollout, batch)
+        logp, entropy = rl.score(any_base, p, adapters.route(p.member, torch.float32), settings())
+        assert (logp - p.logp).abs().max() < 1e-4 and entropy is None
+        assert torch.equal(rollout.ids[p.row, p.column], p.target)
+        seen += zip(p.row.tolist(), p.column.tolist())
+        assert (p.mask is None) == (max(map(len, batch)) == 1)
+    want = [tuple(place) for place in rollout.mask.nonzero().tolist()]
+    assert sorted(seen) == want, "every answer token is trained exactly once"
+
+
+def test_lines_hold_one_member_and_one_prompt_within_the_budget(tiny, population):
+    rollout = sampled(tiny, population(tiny))
+    once = 9 + int((rollout.n_tokens[5:10] - 1).sum())
+    assert pack(rollout, [list(range(5, 10))]).ids.shape == (1, once), "five answers to a prompt of nine tokens cost it once"
+    assert make_lines(rollout, list(range(20)), 10 ** 6) == [list(range(i, i + 5)) for i in (0, 5, 10, 15)]
+    assert make_lines(rollout, [19, 3, 18], 10 ** 6) == [[19, 18], [3]]
+    for budget in (1, 12, 20, 40, 100):
+        lines = make_lines(rollout, list(range(20)), budget)
+        assert all(size(rollout, line) <= budget or len(line) == 1 for line in lines)
+        batches = micro_batches(rollout, list(range(20)), budget)
+        assert sorted(line for batch in batches for line in batch) == sorted(lines)
+        assert sorted(i for line in lines for i in line) == list(range(20))
+        for batch in batches:
+            longest = max(size(rollout, line) for line in batch)
+            assert len(batch) * longest <= budget or len(batch) == 1
+            assert pack(rollout, batch).ids.shape == (len(batch), longest)
+
+
+# --- members that break, rest or are reset ------------------------------------------------------------------
 
 @torch.no_grad()
 def break_forward(adapters) -> None:
@@ -138,61 +324,70 @@ def break_backward(adapters) -> None:
 
 
 @pytest.mark.parametrize("damage", ["reward nan", "reward inf", "forward", "backward"])
-@pytest.mark.parametrize("algo, epochs", [("reinforce++", 1), ("gspo", 2)])
 @pytest.mark.parametrize("budget", [30, 10 ** 6])
-def test_a_broken_member_is_skipped_unnoticed_by_others(tiny, population, damage, algo, epochs, budget):
+def test_a_broken_member_is_skipped_unnoticed_by_others(tiny, population, damage, budget):
     batch, broken, whole = make_batch(18), population(tiny), population(tiny)
     if damage.startswith("reward"):
         batch.reward[(batch.rollout.member == 1).nonzero()[0]] = float(damage.split()[1])
-    cfg = settings(algo)
-    adv = rl.advantages(batch, cfg)
+    adv = rl.advantages(batch)
     if damage == "forward":
         break_forward(broken)
     if damage == "backward":
         break_backward(broken)
         adv[batch.rollout.member == 1] *= 1e6
-        packed = pack(batch.rollout, [[i] for i in range(18)])
-        objective = rl.Objective(tiny, broken, batch, adv, cfg, None)
-        finite, _, _ = rl.token_losses(objective, broken.route(packed.member, torch.float32), packed)
-        assert finite.isfinite().all(), "the case: a finite loss with a broken gradient"
-    adam, other = Adam(broken, [1e-4] * 3), Adam(whole, [1e-4] * 3)
+        logp, _ = rl.accumulate(tiny, broken, batch, adv)
+        assert logp.isfinite().all(), "the case: a finite loss with a broken gradient"
+    adam, other = adam_of(broken), adam_of(whole)
     before = state_of(broken, adam)
-    stats = learn(tiny, broken, adam, batch, algo, adv, tokens_per_microbatch=budget, epochs=epochs)
-    assert stats["skipped"] == [1] and adam.steps.tolist() == [epochs, 0, epochs]
+    told = learn(tiny, broken, adam, batch, adv, tokens_per_microbatch=budget)
+    assert told["skipped"] == [1] and adam.steps.tolist() == [1, 0, 1] and told["train_rollout_logprob_diff"] < 100
     after = state_of(broken, adam)
     assert all(torch.equal(before[name][1], after[name][1]) for name in before)
-    own = pick(batch, (batch.rollout.member != 1).nonzero().squeeze(1))
-    assert learn(tiny, whole, other, own, algo, epochs=epochs)["skipped"] == []
-    assert largest(after, state_of(whole, other), [0, 2]) < 1e-6
-    assert all(x.grad is None for x in broken.parameters())
+    sound = (batch.rollout.member != 1).nonzero().squeeze(1)
+    assert learn(tiny, whole, other, pick(batch, sound), adv[sound])["skipped"] == []
+    assert largest({k: x for k, x in after.items() if k[0] in "ms"}, state_of(whole, other), [0, 2]) < 1e-6
+    assert told["trained_tokens"] == batch.rollout.n_tokens[sound].sum() and all(x.grad is None for x in broken.parameters())
 
 
-def test_a_member_that_breaks_later_keeps_its_first_step(tiny, population, monkeypatch):
-    """Its loss is finite in the first of three epochs only: one step of three, and it is told of."""
-    adapters, batch, losses = population(tiny), make_batch(18), rl.token_losses
-    adam = Adam(adapters, [1e-3] * 3)
+@pytest.mark.parametrize("kl_coef, rows, moves", [(0.0, True, False), (0.1, True, True), (0.1, False, False)])
+def test_a_member_with_nothing_to_learn_is_not_moved_by_its_momentum(tiny, population, kl_coef, rows, moves):
+    """Without rows no bit of it changes; with advantages of 0 it moves only where the KL has a gradient of its own."""
+    adapters, batch = population(tiny), make_batch(18)
+    adam, adv = adam_of(adapters), rl.advantages(batch)
+    learn(tiny, adapters, adam, batch, adv, kl_coef=kl_coef)
+    before, mine = state_of(adapters, adam), batch.rollout.member == 1
+    adv = adv.masked_fill(mine, 0.0)
+    if not rows:
+        others = (~mine).nonzero().squeeze(1)
+        batch, adv = pick(batch, others), adv[others]
+    told = learn(tiny, adapters, adam, batch, adv, kl_coef=kl_coef)
+    for name, x in state_of(adapters, adam).items():
+        assert [torch.equal(x[p], before[name][p]) for p in range(3)] == [False, not moves, False]
+    assert adam.steps.tolist() == [2, 1 + moves, 2] and told["skipped"] == []
 
-    def broken_later(o, route, p, checkpointing):
-        loss, logp, sums = losses(o, route, p, checkpointing)
-        own = batch.rollout.member[p.row] == 1
-        return loss if o.old is None else loss.masked_fill(own, float("nan")), logp, sums
 
-    monkeypatch.setattr(rl, "token_losses", broken_later)
-    assert learn(tiny, adapters, adam, batch, epochs=3)["skipped"] == [1]
-    assert adam.steps.tolist() == [3, 1, 3]
+def test_the_gap_to_the_rollout_is_told(tiny, population):
+    """Of the rows that were trained: member 1 is silent, and its rows are off by much."""
+    adapters, batch = population(tiny), make_batch(18)
+    off, silent = shifted(tiny, adapters, batch), batch.rollout.member == 1
+    batch.rollout.logp[silent] = -50.0
+    told = learn(tiny, adapters, adam_of(adapters), batch, rl.advantages(batch).masked_fill(silent, 0.0))
+    own = torch.cat([x for i, x in enumerate(off) if not silent[i]])
+    assert told["train_rollout_logprob_diff"] == pytest.approx(own.abs().mean().item(), abs=1e-5)
 
 
 def test_adam_equals_adamw_of_each_member(tiny, population):
-    """Random gradients of very different size, members resting in turn: torch's AdamW and clipping. Who is reset starts fresh."""
+    """Random gradients of very different size, members resting in turn: torch's AdamW and clipping. Who is reset starts fresh;
+    what is saved of a member is read into another."""
     adapters, gen, lr = population(tiny), torch.Generator().manual_seed(0), [1e-2, 3e-3, 1e-3]
-    adam = Adam(adapters, lr)
+    adam = adam_of(adapters, *lr)
     copies = [[p[i].detach().clone().requires_grad_() for p in adapters.parameters()] for i in range(3)]
     theirs = [torch.optim.AdamW(copies[i], lr=lr[i], betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0) for i in range(3)]
     for step in range(12):
-        size = torch.tensor([1e-4, 1e-2, 1.0])[torch.randperm(3, generator=gen)]
+        scale = torch.tensor([1e-4, 1e-2, 1.0])[torch.randperm(3, generator=gen)]
         active = torch.tensor([step % 3 != i for i in range(3)])
         for k, p in enumerate(adapters.parameters()):
-            p.grad = torch.randn(p.shape, generator=gen) * (size * active)[:, None, None]
+            p.grad = torch.randn(p.shape, generator=gen) * (scale * active)[:, None, None]
             for i in range(3):
                 copies[i][k].grad = p.grad[i].clone()
         norm, skipped = adam.step(active)
@@ -202,85 +397,87 @@ def test_adam_equals_adamw_of_each_member(tiny, population):
             theirs[i].step()
     for k, p in enumerate(adapters.parameters()):
         assert max((p[i] - copies[i][k]).abs().max() for i in range(3)) < 1e-6
-    before = state_of(adapters, adam)
+    before, saved = state_of(adapters, adam), {name: x.clone() for name, x in adam.state_dict(1).items()}
     adam.reset(1)
     for name, x in state_of(adapters, adam).items():
         assert torch.equal(x[[0, 2]], before[name][[0, 2]]) and (name[0] == "p" or (x[1] == 0).all() and before[name][1].any())
+    adam.load_state_dict(2, saved)
+    assert all(torch.equal(x[2], before[f"{name}.{i}"][1]) for name in "mv" for i, x in enumerate(getattr(adam, name)))
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", [pytest.param(algo, marks=() if algo == "reinforce++" else pytest.mark.slow) for algo in ALGORITHMS])
 def test_two_armed_bandit(tiny, algo):
     """Generate, pay, update: member 0 is paid for a first token below 31, member 1 for others: both learn."""
     adapters = Adapters.on(tiny.model, 2, rank=4, alpha=8)
     for p in range(2):
         adapters.init_member(p, torch.Generator().manual_seed(p))
-    adam, n, paid = Adam(adapters, [1e-2] * 2), 32, []
+    adam, n, paid = adam_of(adapters, 1e-2, 1e-2), 32, []
     ones = torch.ones(2 * n, dtype=torch.int64)
     for step in range(40):
         prompts = Prompts([[7, 8, 9]] * 2, [0, 1], [(3, step, i) for i in range(2 * n)])
         rollout = generate(tiny, adapters, prompts, SamplingParams(n=n, max_new_tokens=2))
         low = rollout.ids[torch.arange(2 * n), rollout.prompt_len] < 31
         reward = (low == (rollout.member == 0)).float()
-        learn(tiny, adapters, adam, rl.Batch(rollout, reward, rollout.member, ones, 0 * ones), algo, max_new_tokens=2)
+        learn(tiny, adapters, adam, rl.Batch(rollout, reward, rollout.member, ones, 0 * ones), algo=algo, max_new_tokens=2)
         paid.append(reward.view(2, n).mean(1))
     first, last = torch.stack(paid[:5]).mean(0), torch.stack(paid[-5:]).mean(0)
     assert first.max() < 0.7 and last.min() > 0.9, (first, last)
 
 
-FLAGS = dict(algo="gspo", kl_coef=0.1, entropy_coef=0.01, tokens_per_microbatch=60, epochs=2)
+# --- slips, and several processes ---------------------------------------------------------------------------
+
+def test_an_advantage_is_one_number_for_each_row(tiny, population):
+    """A number or a column would be broadcast. A value of a flag that no function knows is told of, too."""
+    batch = make_batch(3, member=(0,))
+    adv = rl.advantages(batch)
+    for slip in (adv[:, None], adv.mean(), adv[1:], None, [0.0, 1.0, 2.0]):
+        with pytest.raises(AssertionError, match=r"rl.advantages gave a \w+ of shape .* for 3 rows: give a Tensor"):
+            rl.accumulate(tiny, population(tiny), batch, slip)
+    for name, compute in dict(baseline=rl.advantages, normalize_advantages=rl.advantages,
+                              token_weight=lambda batch, cfg: rl.token_weight(batch.rollout, cfg)).items():
+        with pytest.raises(AssertionError, match=f"^--{name.replace('_', '-')} mine has no case in rl.*: add one"):
+            compute(batch, dataclasses.replace(rl.DEFAULT, **{name: "mine"}))
 
 
-def first_gradient_and_two_steps(base, factors, batch, rank=0, world=1) -> tuple:
-    """What one process finds out and tells, and the factors after two epochs."""
+FLAGS = dict(kl_coef=0.1, entropy_coef=0.01, tokens_per_microbatch=60)
+
+
+def first_gradient_and_step(base, factors, batch, ranks=ALONE) -> tuple:
+    """The gradient, what an update tells, and the factors after it."""
     adapters = Adapters.on(base.model, 3, 4, 8)
     for p, member in enumerate(factors):
         adapters.set_factors(p, member)
-    where = dict(ranks=Ranks(rank, world, torch.device("cpu")))
-    grads, sums, broken = gradients(base, adapters, batch, where=where, **FLAGS)
-    cfg, adam = settings(**FLAGS), Adam(adapters, [1e-3] * 3)
-    told = rl.update(rl.Objective(base, adapters, batch, rl.advantages(batch, cfg), cfg), adam, **where)
-    return grads, sums, broken, told, {str(i): p.detach() for i, p in enumerate(adapters.parameters())}
+    grads = gradients(base, adapters, batch, ranks=ranks, **FLAGS)
+    told = learn(base, adapters, adam_of(adapters), batch, ranks=ranks, **FLAGS)
+    return grads, told, {str(i): p.detach() for i, p in enumerate(adapters.parameters())}
 
 
 def share_of_the_work(rank: int, directory: str, base_path) -> None:
     """One of two processes: its share of a healthy and of a broken batch; it writes down what came out."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/meeting", rank=rank, world_size=2)
-    base = Base(load_model(base_path, torch.float32), None, ENDS, "base", base_path)
-    results, losses = [], rl.token_losses
-
-    def limited(o, route, p, *rest):
-        """Of the second process in the last case: its share does not fit into memory."""
-        if p.ids.numel() > 20 and rank == 1 and len(results) == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return losses(o, route, p, *rest)
-
-    rl.token_losses = limited
+    base = Base(load_model(base_path, torch.float32), None, (1, 5), "base", base_path)
+    results = []
     for factors, batch in torch.load(f"{directory}/work.pt", weights_only=False):
-        results.append(first_gradient_and_two_steps(base, factors, batch, rank, 2))
+        results.append(first_gradient_and_step(base, factors, batch, Ranks(rank, 2, torch.device("cpu"))))
     torch.save(results, f"{directory}/process_{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_two_processes_give_the_gradient_of_one(tiny, population, tmp_path):
-    """And the same factors after two epochs: each process keeps the log-probabilities of its own rows."""
+    """And both hold the same factors after the step, bit for bit."""
     healthy, broken, batch = population(tiny), population(tiny), make_batch(24)
     break_forward(broken)
-    work = [([adapters.factors(p) for p in range(3)], batch) for adapters in (healthy, broken, healthy)]
+    work = [([adapters.factors(p) for p in range(3)], batch) for adapters in (healthy, broken)]
     torch.save(work, tmp_path / "work.pt")
     mp.spawn(share_of_the_work, (str(tmp_path), tiny.path), nprocs=2)
     mine, theirs = (torch.load(tmp_path / f"process_{rank}.pt", weights_only=False) for rank in range(2))
     for case, (factors, _) in enumerate(work):
-        grads, sums, bad, told, after = first_gradient_and_two_steps(tiny, factors, batch)
-        assert largest(mine[case][0], grads, ~bad) < 1e-5 and mine[case][1] == pytest.approx(sums, rel=1e-4)
-        assert torch.equal(mine[case][2], bad) and mine[case][3]["skipped"] == told["skipped"]
-        assert mine[case][3]["trained_tokens"] == told["trained_tokens"]
-        budgets = [results[case][3]["tokens_per_microbatch"] for results in (mine, theirs)]
-        assert budgets[0] == budgets[1] and (budgets[0] < 60) == (case == 2), "split by one, agreed on by both"
-        for name in ("approx_kl", "train_rollout_logprob_p99", "train_rollout_logprob_diff"):
-            assert mine[case][3][name] == pytest.approx(told[name], rel=1e-3)
-        assert largest(mine[case][4], after, ~bad) < 1e-5
-        for index in (0, 4):
-            assert all(torch.equal(x, theirs[case][index][name]) for name, x in mine[case][index].items())
-        assert bad.tolist() == [False, case == 1, False]
+        grads, told, after = first_gradient_and_step(tiny, factors, batch)
+        sound = [0, 2] if case else [0, 1, 2]
+        assert largest(mine[case][0], grads, sound) < 1e-5
+        assert mine[case][1]["skipped"] == told["skipped"] == [1] * case
+        assert mine[case][1]["trained_tokens"] == told["trained_tokens"]
+        assert mine[case][1]["train_rollout_logprob_diff"] == pytest.approx(told["train_rollout_logprob_diff"], rel=1e-3)
+        assert all(torch.equal(x[sound], theirs[case][2][name][sound]) for name, x in mine[case][2].items())
