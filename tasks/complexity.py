@@ -3,19 +3,18 @@ import ast
 import math
 
 from sandbox.parsing import parse
-from tasks.programs import names_in
+from tasks.programs import DEFINITIONS, bound_names
 
 # Where a path through the program may fork; a chain of and/or forks once for each operator in it.
 FORKS = (ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.comprehension, ast.match_case)
 
 
 def complexity(source: str) -> dict[str, float]:
-    """Returns measures of a program by name: lines that are not blank; variables, the names that it binds; depth
-    of its syntax tree; cyclomatic, McCabe's number of independent paths; halstead, its volume in bits. Raises
+    """Returns measures of a program by name: lines that are not blank; variables, the names that it
+    binds; depth of its syntax tree; cyclomatic, McCabe's number of independent paths; halstead, its volume in bits. Raises
     Refused if it is no program."""
     tree = parse(source)
-    n_forks = 0
-    variables = names_in(tree, ast.Store)
+    n_forks, functions = 0, set()
     for node in ast.walk(tree):
         if isinstance(node, FORKS):
             n_forks += 1
@@ -23,12 +22,12 @@ def complexity(source: str) -> dict[str, float]:
             n_forks += len(node.ifs)
         elif isinstance(node, ast.BoolOp):
             n_forks += len(node.values) - 1
-        elif isinstance(node, ast.arg):
-            variables.add(node.arg)
+        elif isinstance(node, DEFINITIONS):
+            functions.add(node.name)
     n_lines = sum(bool(line.strip()) for line in source.split("\n"))
     return dict(
         lines=n_lines,
-        variables=len(variables),
+        variables=len(bound_names(tree) - functions),
         depth=depth(tree),
         cyclomatic=1 + n_forks,
         halstead=halstead_volume(tree))

@@ -73,8 +73,11 @@ def told(question: str) -> set[Fraction]:
             said = WORDS.get(word) or WORDS.get(word.removesuffix("s"), [])
         for one in said:
             numbers.add(Fraction(one))
-            for other in before:        # twenty-five, three hundred, 20%
-                numbers |= {Fraction(other + one), Fraction(other * one), Fraction(other) / max(1, one)}
+            for other in before:
+                if one < 10:            # twenty-five
+                    numbers.add(Fraction(other + one))
+                else:                   # three hundred, 20%
+                    numbers |= {Fraction(other * one), Fraction(other) / one}
         before = said
     return numbers
 

@@ -23,6 +23,8 @@ IMPORTS = frozenset("math itertools functools collections string re heapq bisect
                     "statistics typing dataclasses".split())
 # id and hash: hash(None) is an address, the same in every process of one machine and another on the next
 BANNED = frozenset("eval exec compile open input breakpoint globals locals vars exit quit help id hash".split())
+DRAWS = {"random", "NormalDist"}    # what draws random numbers, in modules that may be imported
+DUNDERS = {"__init__", "__name__", "__main__"}                  # special names that do no harm
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 KEPT = (*DEFINITIONS, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
 MAX_ANSWER = 100_000                # characters of a student's program: more than any answer has
@@ -124,6 +126,17 @@ def names_in(tree: ast.AST, context: type = ast.expr_context) -> set[str]:
     return names
 
 
+def bound_names(tree: ast.AST) -> set[str]:
+    """Returns the names that a program binds: what it assigns, parameters, and its functions and classes."""
+    names = names_in(tree, ast.Store)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, DEFINITIONS):
+            names.add(node.name)
+    return names
+
+
 def drop_remarks(tree: ast.Module) -> ast.Module:
     """Removes docstrings and the annotations of functions in place; an empty body gets `pass`."""
     for node in ast.walk(tree):
@@ -161,12 +174,7 @@ class Anonymous(ast.NodeTransformer):
     """Turns the names that a program binds into v0, v1, ... in the order of first use, and constants into their type."""
 
     def __init__(self, tree: ast.Module):
-        self.bound = names_in(tree, ast.Store)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.arg):
-                self.bound.add(node.arg)
-            elif isinstance(node, DEFINITIONS):
-                self.bound.add(node.name)
+        self.bound = bound_names(tree)
         self.names = {}
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
@@ -208,16 +216,26 @@ def check_program(source: str, limits: Limits) -> None:
     refuse_unless(len(source) <= limits.source_chars, "too_long")
     refuse_unless(not limits.control.search(source), "control_text")
     tree = tree_of(source)
+    own = bound_names(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            modules = [node.module or ""]
-        else:
-            modules = []
-        refuse_unless(IMPORTS.issuperset(module.split(".")[0] for module in modules), "import")
-        name = getattr(node, "attr", getattr(node, "id", ""))
-        refuse_unless(name not in BANNED and not name.startswith("__"), "banned_name")
+        modules, reached = [], []
+        match node:
+            case ast.Import(aliases):
+                modules = [alias.name for alias in aliases]
+            case ast.ImportFrom(module, aliases):
+                modules, reached = [module or ""], [alias.name for alias in aliases]
+            case ast.Name(name):                # one that the program binds itself is no builtin
+                refuse_unless(name not in BANNED - own, "banned_name")
+                reached = [name]
+            case ast.Attribute(_, name):
+                reached = [name]
+            case ast.Constant(str() as text):   # as in methodcaller("__hash__")
+                reached = re.findall(r"\b__[a-z]\w*__\b", text)
+        for module in modules:
+            refuse_unless(module.split(".")[0] in IMPORTS, "import")
+        for name in reached:
+            is_special = name.startswith("__") and name not in DUNDERS
+            refuse_unless(not is_special and name not in DRAWS - own, "banned_name")
     if "ignores_input" in limits.dull:
         refuse_unless(not ignores_input(entry(tree)), "ignores_input")
 

@@ -203,7 +203,7 @@ class Prompt:
 
 # Blocks named for a part of a task: where another part was asked for, they are no answer.
 PARTS = {"input", "output", "message", "question", "constraints", "boxed"}
-BOXED = re.compile(r"\\boxed\s*(\{(?:[^{}]|\{[^{}]*\})*\})")      # how LaTeX states a result
+BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")      # how LaTeX states a result
 MICRO_TAGS = {"=": "answer", "<": "trace", ">": "trace", "?": "question"}
 
 

@@ -1,226 +1,245 @@
-"""What of an answer is judged: its fences, the block that counts, and the literal or program in this block, each with the verdict of a
-fair reader."""
-import ast
-
+"""What of an answer is judged: its fences, the block that counts, and the literal or program in it. Each answer has the verdict
+that its type's contract (docs/verifier.md) gives it."""
 import pytest
-from proposals import CHAT, judge, outcome
+from proposals import CHAT, judge, made, outcome, read
 
 from common import Refused
-from sandbox.values import decode, encode
-from tasks import TASK_TYPES
-from tasks.base import Reject, Task
-from tasks.programs import callable_as_f
-from tasks.literals import read_blocks
-from tasks.literals import canonical_arguments, stated_inputs, value_text
-from tasks.prompts import show
+from sandbox.values import encode
+from small_tokenizers import FAMILIES
+from generate import closing_table
+from tasks import judge_answers
+from tasks.base import UNJUDGED, VIOLATION, Task, TaskType
+from tasks.code import close
+from tasks.literals import canonical_arguments, read_blocks, stated_inputs, value_text
 from tasks.programs import check_value
+from tasks.prompts import FORMATS, show
 from verifier import Job, Verdict
 
+DOC = 'def f(x):\n    """Turn a list around.\n\n    ```python\n    f([1, 2])  # [2, 1]\n    ```\n    """\n    return x[::-1]'
+NOTE = "def f(x):\n    # in Markdown: ```\n    return x[::-1]"
 
-def made(kind: str, program: str, *pairs, message: str = "") -> Task:
-    """A task whose gold is given. pairs: (argument text, output value)."""
-    return Task(kind, program, tuple(text for text, _ in pairs), tuple(encode(value) for _, value in pairs), message, "key")
-
-
-# ---------------------------------------------------------------- fences
 
 @pytest.mark.parametrize("text, blocks", [
-    ("```python\nx\n```", [("python", "x")]), ("```Py\nx\n```\n```python3 {.line}\ny\n```\n```{.python}\nz\n```", [("python", c) for c in "xyz"]),
+    ("```python\nx\n```", [("python", "x")]),
+    ("```Py\nx\n```\n```python3 {.line}\ny\n```\n```{.python}\nz\n```", [("python", c) for c in "xyz"]),
     ("~~~python\nx\n```\n~~~", [("python", "x\n```")]), ("````\n```\nx\n```\n````", [("", "```\nx\n```")]),
+    ("```\nx\n````\ny", [("", "x")]), ("````\nx\n```", [("", "x\n```")]),               # as long as the opening one, or longer
+    (f"```python\n{DOC}\n```", [("python", DOC)]), (f"```python title='a'\n{NOTE}\n```", [("python", NOTE)]),
     ("1. So:\n   ```python\n   def f(x):\n       return x\n   ```", [("python", "def f(x):\n    return x")]),
     ("- ```input\n  [1,\n   2]\n  ```", [("input", "[1,\n 2]")]), ("\t```\n\tx\n\t\ty\n\t```", [("", "x\n\ty")]),
-    ("  ```\n  x = '''\ny'''\n  ```", [("", "x = '''\ny'''")]),                # a line has less indentation than the fence
-    ("```python\nx\n```input\n5", [("python", "x"), ("input", "5")]), ("```\nx```\ny", [("", "x")]),
-    ("```output [1, 2]```", [("output", "[1, 2]")]), ("```[1, 2]```", [("", "[1, 2]")]), ("```\n\n```\nx", []), ("x ``` y", []), ("", []),
-    ("```a\r\nx\r\n```\r\n", [("a", "x")])])
+    ("> ```python\n> def f(x):\n>\n>     return x\n> ```\n> So.", [("python", "def f(x):\n\n    return x")]),
+    ("```python\nx\n```input\n5", [("python", "x\n```input\n5")]), ("```\nx```\ny", [("", "x```\ny")]),     # neither stands alone
+    ("```output [1, 2]```", []), ("```\n\n```\nx", []), ("x ``` y", []), ("", []), ("```a\r\nx\r\n```\r\n", [("a", "x")]),
+    ("```python\nx", [("python", "x")])])
 def test_fences_are_read_as_markdown_has_them(text, blocks):
     assert read_blocks(text) == blocks
 
 
-# ---------------------------------------------------------------- which block counts
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_answer_at_once_ends_with_a_fence_that_stands_alone(family):
+    """The closing text of `direct`, in whatever tokens it is written."""
+    tokenizer, closing = FAMILIES[family](), FORMATS["direct"].solve.closing
+    table = closing_table(tokenizer, closing, len(tokenizer), "cpu")
+    for text, ends in ((f"{NOTE}\n```\n", True), (f"{DOC}\n    ```\n", False), ("x ```\ny", False), ("5\n```\nSo", True)):
+        matched = 0
+        for token in tokenizer(text, add_special_tokens=False).input_ids:
+            matched = int(table[matched, token])
+        assert (matched == len(closing)) == ends, text
+
+
+# --- which block counts, and what it may hold ---------------------------------------------------------------
 
 EVENS = "def f(x):\n    return [v for v in x if v % 2 == 0]"
 FUN = made("code_f", EVENS, *[(f"[{i}, {i + 1}, {i + 2}]", [v for v in (i, i + 1, i + 2) if v % 2 == 0]) for i in range(10)])
-OUT = made("code_o", EVENS, ("[1, 2, 4]", [2, 4]))
-INP = made("code_i", EVENS, ("[1, 2, 4]", [2, 4]))
+OUT, INP = (made(kind, EVENS, ("[1, 2, 4]", [2, 4])) for kind in ("code_o", "code_i"))
+ADDED = made("code_i", "def f(a, b=7):\n    return a + b", ("2, 3", 5))
+PAIR = made("code_o", "def f(x):\n    return x, x", ("1", (1, 1)))
 SUM = Task("math", "def f():\n    return 27", ("",), ("27",), "How many?", "key")
 PUZZLE = Task("logic", "def f(a, b):\n    return a and (not b)", ("",), ('{"t":[true,false]}',), "", "key")
 FUNCTION, USAGE = f"```python\n{EVENS}\n```\n", "```python\nprint(f([0, 1, 2]))  # [0, 2]\n```\n"
-INDENTED = "\n".join(f"   {line}" for line in FUNCTION.split("\n"))
 
 ANSWERS = [
     # a program, and what models show behind it
-    (FUN, FUNCTION + "Example usage:\n" + USAGE, "correct"), (FUN, FUNCTION + "```python\nassert f([1]) == []\n```", "correct"),
-    (FUN, FUNCTION + "Output:\n```\n[0, 2]\n```", "correct"), (FUN, FUNCTION + "```bash\npython f.py\n```", "correct"),
+    (FUN, FUNCTION + "Example usage:\n" + USAGE, "correct"), (FUN, FUNCTION + "Output:\n```\n[0, 2]\n```", "correct"),
     (FUN, FUNCTION + "```python\ndef test():\n    assert f([1]) == []\n\ntest()\n```", "correct"),
-    (FUN, "```python\nx = [1, 2]\nprint(x[::2])\n```\nSo:\n" + FUNCTION, "correct"), (FUN, "1. It is\n" + INDENTED, "correct"),
+    (FUN, "```python\nx = [1, 2]\nprint(x[::2])\n```\nSo:\n" + FUNCTION, "correct"),
     (FUN, FUNCTION + "Or:\n```python\ndef f(x):\n    return x\n```", "wrong"),              # the last program
     (FUN, FUNCTION.replace("python", "") + USAGE, "correct"),                               # a block under the name asked for is no program
-    (FUN, FUNCTION + "For instance:\n```python\ndef square(x):\n    return x * x\n```", "correct"), (FUN, FUNCTION + "```python\nf(\n```", "correct"),
+    (FUN, FUNCTION + "```python\nf(\n```", "correct"), (FUN, FUNCTION[:-4], "correct"),    # the fence is never closed
     (FUN, "```python\nf = lambda x: [v for v in x if v % 2 == 0]\n```", "correct"),
-    (FUN, "```python\ndef is_even(n):\n    return n % 2 == 0\n\ndef evens(x):\n    return list(filter(is_even, x))\n```", "correct"),
     (FUN, "```python\nfrom operator import itemgetter as f\n```", "wrong"), (FUN, USAGE, "malformed"),
+    (FUN, FUNCTION.replace("def f", "def evens"), "malformed"), (FUN, EVENS, "malformed"),
     # values
-    (OUT, "```output\n[2, 4]\n```\nbecause of\n```python\n[v for v in x]\n```", "correct"),
     (OUT, "```output\n[2, 4]\n```\nas\n```output\nx % 2\n```\nsays", "correct"), (OUT, "```input\n[2, 4]\n```", "malformed"),
     (OUT, "Step 1:\n```\n[4]\n```\nso\n```\n[2, 4]\n```\nby\n```python\nx % 2 == 0\n```", "correct"),
-    (OUT, "   - It is\n     ```output\n     [2,\n      4]\n     ```", "correct"),
+    (OUT, "```output\n[1]\n```\nWait, no.\n```output\n[2,4]", "correct"), (OUT, "The output is [2, 4].", "malformed"),
+    (OUT, "```output\nx = [2, 4]\n```", "malformed"), (OUT, "```output\n[1, 2, 4][1:]\n```", "malformed"),
+    (OUT, "```output\n[2, 4]" + " " * 5000 + "1\n```", "malformed"), (OUT, "\\boxed{[2, 4]}", "malformed"), (OUT, "```", "malformed"),
+    (PAIR, "```output\n1, 1\n```", "correct"), (PAIR, "```output\n[1, 1]\n```", "wrong"), (PAIR, "```output\n1), (1\n```", "malformed"),
     # arguments
     (INP, "```input\n[2, 4]\n```\nwhich gives\n```output\n[2, 4, 6]\n```", "correct"), (INP, "```output\n[2, 4]\n```", "malformed"),
-    (INP, "```\n[2, 4]\n```\nwhich gives\n```output\n5\n```", "correct"), (INP, f"```python\n{EVENS}\n\nprint(f([2, 4]))\n```", "correct"),
+    (INP, "```input\nf([2, 4])\n```", "correct"), (INP, "```input\n7\n```", "wrong"), (INP, "```input\n```", "malformed"),
+    (ADDED, "```input\n1, 4\n```", "correct"), (ADDED, "```input\n-2\n```", "correct"), (ADDED, "```input\n(1, 4)\n```", "wrong"),
+    (ADDED, "```input\na = 1\nb = 4\n```", "malformed"), (ADDED, "```input\n1) or (True\n```", "malformed"),
     # numbers and truth values
-    (SUM, "```python\nprint(36 - 9)\n```\nSo \\boxed{27}.", "correct"), (SUM, "```python\na = 36\nb = 9\n```\nSo \\boxed{27}.", "correct"),
-    (SUM, "\\boxed{27}\n```\n9\n```", "correct"), (SUM, "```answer\n27\n```\nas\n```output\n9\n```", "correct"), (OUT, "\\boxed{[2, 4]}", "malformed"),
-    (SUM, "```answer\nNUMBER\n```\n\\boxed{27}", "correct"), (SUM, "```output\n27\n```", "correct"),
-    (SUM, "<think>So \\boxed{27}, or", "malformed"),
-    (SUM, "```answer\n27\n```\nCheck:\n```python\nassert 36 - 9 == 27\n```", "correct"), (SUM, "\\boxed{9}\n```answer\n27\n```", "correct"),
-    (PUZZLE, "```answer\na = True\nb = False\n```\nCheck:\n```python\na and not b\n```", "correct")]
+    (SUM, "```answer\n27\n```\nas\n```output\n9\n```", "correct"), (SUM, "\\boxed{27}\n```\n9\n```", "correct"),
+    (SUM, "\\boxed{9}\n```answer\n27\n```", "correct"), (SUM, "```answer\nNUMBER\n```\n\\boxed{27}", "correct"),
+    (SUM, "```answer\n27.0\n```", "correct"), (SUM, "```answer\n$27\n```", "correct"), (SUM, "```answer\n54/2\n```", "correct"),
+    (SUM, "```answer\n-27\n```", "wrong"), (SUM, "```answer\n2,700\n```", "wrong"),
+    *((SUM, f"```answer\n{text}\n```", "malformed") for text in ("x = 27", "36 - 9", "#### 27", "It is 27.", "27 or 28", "27/0", "27 million")),
+    (PUZZLE, "```answer\na = True\nb = False\n```\nCheck:\n```python\na and not b\n```", "correct"),
+    (PUZZLE, "```answer\nb = False\na = True\n```", "correct"), (PUZZLE, "```answer\nTrue, True\n```", "wrong"),
+    *((PUZZLE, f"```answer\n{text}\n```", "malformed") for text in ("a = True", "a = True\na = False", "a is true\nb is false", "True, False, True", "7, 1")),
+    # thinking
+    (OUT, "<think>It could be\n```output\n[2, 4]\n```", "malformed"), (SUM, "<think>So \\boxed{27}, or", "malformed"),
+    (OUT, "<think>```output\n[9]\n```</think>\n```output\n[2, 4]\n```", "correct")]
 
 
 @pytest.mark.parametrize("prompt_format", ["chat", "direct", "base"])
-def test_the_last_block_that_can_be_an_answer_counts(sandbox, prompt_format):
-    form = "<think>So.</think> <answer>\n{}\n</answer>" if prompt_format == "base" else "{}"
-    found = [(judge(sandbox, task, prompt_format, form.format(text))[0], want, text) for task, text, want in ANSWERS
-             if not (prompt_format == "base" and "boxed" in text)]
+def test_the_last_block_that_is_an_answer_counts(sandbox, prompt_format):
+    form, rows = "{}", ANSWERS
+    if prompt_format == "base":
+        form, rows = "<think>So.</think> <answer>\n{}\n</answer>", [row for row in ANSWERS if "<think>" not in row[1] and row[1] != EVENS]
+    found = [(judge(sandbox, task, prompt_format, form.format(text))[0], want, text) for task, text, want in rows]
     assert not [row for row in found if row[0] != row[1]]
 
 
-# ---------------------------------------------------------------- programs run as they stand
-
-VOWELS = made("code_f", "def f(s):\n    return sum(c in 'aeiouAEIOU' for c in s)",
-              *[(repr(word), sum(c in "aeiouAEIOU" for c in word)) for word in "apple Egg sky Iron Ohm audio UFO tree Ant xyz".split()])
-PROGRAMS = [
-    "LETTERS = set('aeiou')\nLETTERS.update('AEIOU')\ndef f(s):\n    return sum(c in LETTERS for c in s)",
-    "table = {}\ndef fill():\n    for c in 'aeiouAEIOU':\n        table[c] = 1\nfill()\ndef f(s):\n    return sum(table.get(c, 0) for c in s)",
-    "def f(s):\n    return sum(c in 'aeiou' for c in s)\nf = (lambda g: lambda s: g(s.lower()))(f)",
-    "def f(s):\n    return sum(c in f.letters for c in s)\nf.letters = 'aeiouAEIOU'",
-    "def count(s: str) -> int:\n    '''Counts.'''\n    # vowels\n    return sum(c in 'aeiouAEIOU' for c in s)\nprint(count('a'))",
-    "def f(s):\n    return sum(c in 'aeiouAEIOU' for c in s)\nif __name__ == '__main__':\n    f = len",
-    "def f(s):\n    return sum(c in 'aeiouAEIOU' for c in s)\nf = len",
-    "letters = list('aeiouAEIOU')\nletters.clear()\ndef f(s):\n    return sum(c in letters for c in s)",
-    "def f(s):\n    return sum(c in 'aeiouAEIOU' for c in s)\nassert f('sky') == 1",
-    "def f(s: Unknown):\n    return sum(c in 'aeiouAEIOU' for c in s)\nprint(Unknown)"]
+@pytest.mark.parametrize("task, prompt_format, text, verdict", [
+    (OUT, "chat", "<answer>[2, 4]</answer>", "correct"), (OUT, "base", "<think>So</think>\n```output\n[2, 4]\n```", "malformed"),
+    # there the row ends, and what follows is a conversation with oneself
+    (OUT, "base", "<think>so <answer>[1]</answer> or</think><answer>[2, 4]</answer>", "wrong"),
+    (OUT, "base", "<think>so</think> <answer>[2, 4]</answer>\nUser: 2 + 2?\nAssistant: <answer>4</answer>", "correct"),
+    (OUT, "micro", ">[2,4]\n=[2,4]", "correct"), (OUT, "micro", "=[2,4]\n", "correct"), (OUT, "micro", "=[1,2]", "wrong"),
+    *((OUT, "micro", text, "malformed") for text in ("[2,4]", ">[2,4]\n", "=", "=[2,", "==[2,4]")),
+    (INP, "micro", "<[2,4]\n=[2,4]", "correct"), (INP, "micro", "=1) or (True", "malformed"),
+    (FUN, "micro", EVENS, "correct"), (FUN, "micro", f"{EVENS}\nf([1])", "malformed"),
+    (SUM, "micro", ">27\n=27", "correct"), (SUM, "micro", "=27 figs", "malformed"), (PUZZLE, "micro", "=1,0", "correct"), (PUZZLE, "micro", "=1", "malformed")])
+def test_every_format_has_its_envelope(sandbox, task, prompt_format, text, verdict):
+    assert judge(sandbox, task, prompt_format, text) == [verdict]
 
 
-def in_python(program: str, task: Task) -> bool:
-    """Whether Python finds a program of ours right."""
-    names = {"__name__": "program"}
-    try:
-        exec(program, names)
-        f = names.get("f") or names["count"]
-        return all(f(ast.literal_eval(given)) == decode(output) for given, output in zip(task.inputs, task.outputs))
-    except (NameError, AssertionError):
-        return False
+# --- programs run as they stand -----------------------------------------------------------------------------
+
+TURN = made("code_f", "def f(x):\n    return x[::-1]", *[(repr([i, 7]), [7, i]) for i in range(8)])
+BODY = "def f(x):\n    return x[::-1]\n"
+PROGRAMS = {
+    "imports that it does not need": "import os, sys, random, json\nimport numpy as np\n" + BODY,
+    "reads input under its guard": BODY + "\nif __name__ == '__main__':\n    print(f(eval(input('list: '))))",
+    "a dunder": "def f(x):\n    '''Works with __class__.'''\n    return x.__class__(x.__reversed__())",
+    "long": BODY + "# " + "so it is " * 3000, "prints": BODY + "print(f([1, 2]))",
+    "state": "turned = {}\n\ndef f(x):\n    turned[len(turned)] = x[::-1]\n    return turned[len(turned) - 1]",
+    "an attribute": "def f(x):\n    return x[f.step]\nf.step = slice(None, None, -1)",
+    "bound again": "def f(x):\n    return x\nf = (lambda g: lambda x: g(x[::-1]))(f)", "in an if": "if True:\n    " + BODY.replace("\n", "\n    ").rstrip()}
+WRONG = {"bound to another": BODY + "f = len", "fails first": "assert False\n" + BODY, "by heart": f"def f(x):\n    return { {i: [7, i] for i in range(4)} }[x[0]]",
+         "equal to all": "class A(list):\n    def __eq__(self, other): return True\ndef f(x):\n    return A()"}
 
 
-def test_programs_are_judged_as_python_runs_them(sandbox):
-    right = [in_python(program, VOWELS) for program in PROGRAMS]
-    assert right == [True] * 6 + [False] * 4
-    found = judge(sandbox, VOWELS, "chat", *(f"```python\n{program}\n```" for program in PROGRAMS))
-    assert found == [{True: "correct", False: "wrong"}[is_right] for is_right in right]
+@pytest.mark.parametrize("programs, verdict", [(PROGRAMS, "correct"), (WRONG, "wrong")])
+def test_a_program_runs_as_it_stands(sandbox, programs, verdict):
+    found = judge(sandbox, TURN, "chat", *(f"```python\n{program}\n```" for program in programs.values()))
+    assert dict(zip(programs, found)) == dict.fromkeys(programs, verdict)
 
 
-def test_a_program_is_changed_by_its_last_line_at_most():
-    for program in PROGRAMS:
-        added = "" if "count" not in program else "\nf = count"
-        assert callable_as_f(program) == program + added
-    for usage in "print(f(1))", "x = 1", "def g():\n    return f(1)", "class A:\n    def f(self): pass", "def f(":
-        with pytest.raises(Refused, match="no_entry|syntax"):
-            callable_as_f(usage)
+@pytest.mark.parametrize("program", ["", "print(f(1))", "x = 1", "def g():\n    f = 1", "class A:\n    def f(self): pass", "def f(", "return f", "f\n" * 60_000])
+def test_what_binds_no_f_is_malformed(sandbox, program):
+    assert judge(sandbox, TURN, "chat", f"```python\n{program}\n```") == ["malformed"]
 
 
-# ---------------------------------------------------------------- arguments
+@pytest.mark.parametrize("value, gold, is_close", [
+    (0.1 + 0.2, 0.3, True), (0.30000031, 0.3, False), (1, 1.0, True), (1, 1.0000001, True), (1e-17, 0.0, True), (1e-7, 0.0, False), (1e-9, 2e-9, False),
+    (10**400, 1.5, False), ("1.5", 1.5, False), (float("nan"), 1.5, False), (1.5 + 1e-9j, 1.5 + 0j, True), (3.0000001, 3, False), ("a", "a", True),
+    ([1, (0.1 + 0.2,)], [1, (0.3,)], True), ([0.3], (0.3,), False), ([0.3, 0.3], [0.3], False), ({"a": 0.1 + 0.2}, {"a": 0.3}, True),
+    ({"b": 0.3}, {"a": 0.3}, False), ({0.1 + 0.2: 1}, {0.3: 1}, True), ({0.1 + 0.2, "x"}, {0.3, "x"}, True), ({0.4, "x"}, {0.3, "x"}, False), (None, [0.3], False)])
+def test_floats_of_a_program_need_not_be_met_to_the_last_bit(value, gold, is_close):
+    assert close(value, gold) == is_close
 
-TWO = "def f(a, b=7, *, c=0):\n    return a + b"
 
+def test_only_programs_are_judged_with_a_tolerance(sandbox):
+    """The sum in another order; a value and an input stay exact."""
+    pairs = [(f"[.1, .2, {i}.3]", sum([.1, .2, i + .3])) for i in range(8)]
+    answer = "```python\nimport math\ndef f(x):\n    return math.fsum(x)\n```"
+    assert judge(sandbox, made("code_f", "def f(x):\n    return sum(x)", *pairs), "chat", answer) == ["correct"]
+    out, given = (made(kind, "def f(x):\n    return x + .2", (".1", .1 + .2)) for kind in ("code_o", "code_i"))
+    assert judge(sandbox, out, "chat", "```output\n.3\n```", f"```output\n{.1 + .2}\n```") == ["wrong", "correct"]
+    assert judge(sandbox, given, "chat", "```input\n.0999999999\n```", "```input\n.1\n```") == ["wrong", "correct"]
+
+
+def test_only_hidden_pairs_are_graded(sandbox):
+    wrong_on_shown = "```python\ndef f(x):\n    return x[::-1] if x[0] > 3 else 0\n```"
+    assert judge(sandbox, TURN, "chat", wrong_on_shown) == ["correct"]
+    short = made("code_f", BODY, ("[1]", [1]), ("[1, 2]", [2, 1]), ("[4, 2]", [2, 4]))
+    assert TaskType().n_shown(short, CHAT) == 1 and judge(sandbox, short, "chat", wrong_on_shown) == ["wrong"]
+
+
+def test_what_the_sandbox_failed_on_is_unjudged_and_what_is_forbidden_is_told():
+    """One wrong output decides, whatever failed beside it; answers that are equal run once."""
+    hidden, failed, lost = 4, (None, "sandbox failure"), (None, "error: KeyError")
+    for claims, verdict in (([failed] * hidden, UNJUDGED), ([failed, lost] * 2, "wrong"), ([(None, "violation"), lost] * 2, VIOLATION)):
+        outputs, errors = zip(*claims)
+        jobs = []
+        run = lambda asked: jobs.extend(asked) or [Verdict("ok", outputs, errors, 0.0)]
+        assert judge_answers([TURN], [["p", None, "p"]], CHAT, run) == [[verdict, "malformed", verdict]] and len(jobs) == 1
+    run = lambda asked: [Verdict("ok", (None,), ("sandbox failure",), 0.0) for _ in asked]
+    assert judge_answers([OUT, INP], [["1"], ["1"]], CHAT, run) == [[UNJUDGED]] * 2
+
+
+# --- literals -----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("text, arguments", [
-    ("2, 3", "2, 3"), ("f(2, 3)", "2, 3"), ("2, 3,", "2, 3"), ("(2, 3)", "(2, 3)"), ("a=2, b=3", "2, 3"), ("f(b=3, a=2)", "2, 3"), ("2, b=3", "2, 3"),
-    ("a = 2\nb = 3", "2, 3"), ("a: int = 2\nb: int = 3", "2, 3"), ("a, b = 2, 3", "2, 3"), ("f(2, 3)  # 5", "2, 3"), ("print(f(2, 3))", "2, 3"),
-    ("f(2, 3) == 5", "2, 3"), ("assert f(2, 3) == 5", "2, 3"), ("f(2,\n  3);", "2, 3"), ("`f(2, 3)`", "2, 3"), ("x = 2\ny = 3\nprint(f(x, y))", "2, 3"),
-    ("x = [2]\nresult = f(x, b=x)", "[2], [2]"), ("a = 2", "2"), ("size = 2, count = 3", "2, 3"), ("\u22122, 3", "-2, 3"), ("'\u2212'", "'\u2212'"),
-    ("'f(1)'", "'f(1)'"), ("'a = 1'", "'a = 1'"), ("f(')')", "')'"), (TWO + "\nf(2)", "2"), ("{'a': set()}, -1", "{'a': set()}, -1"),
-    # what states no arguments, or more than one call
-    ("1) or (True", ""), ("1), f(2", ""), ("f(1)\nf(2)", ""), ("f(f(1))", ""), ("f(1) == f(2)", ""), ("*[1, 2]", ""), ("**{'a': 1}", ""), ("f(**{'a': 1})", ""),
-    ("f(a)", ""), ("a = b\nf(a)", ""), ("b=3", ""), ("2, a=3", ""), ("2, d=3", ""), ("c=3", ""), ("a=1, d=3", ""), ("c=3, a=1", ""), ("[1] * 3", ""), ("range(3)", ""),
-    ("a = 1\n2", ""), ("__import__('os')", ""), ("f(__import__('os'))", ""), ("{[1]}", ""), ("{**{}}", ""), ("# nothing", ""), ("", ""), ("f()", ""),
-    ("x: 2", ""), ("[", ""), ("\ud800", "")])
-def test_arguments_are_read_in_the_ways_models_write_them(text, arguments):
-    assert canonical_arguments(text, TWO) == arguments
+    ("2, 3", "2, 3"), ("f(2, 3)", "2, 3"), ("2, 3,", "2, 3"), ("(2, 3)", "(2, 3)"), ("f(2, 3)  # 5", "2, 3"), ("`f(2, 3)`", "2, 3"), ("'f(1)'", "'f(1)'"),
+    ("f(')')", "')'"), ("{'a': set()}, -1", "{'a': set()}, -1"), ("", ""),
+    *((text, None) for text in ("1) or (True", "1), f(2", "f(1)\nf(2)", "f(f(1))", "*[1, 2]", "f(**{'a': 1})", "f(a)", "b=3", "a = 1", "[1] * 3", "range(3)",
+                                "__import__('os')", "{[1]}", "x: 2", "[", "\ud800"))])
+def test_arguments_are_literals_between_the_brackets_of_a_call(text, arguments):
+    if arguments is None:
+        with pytest.raises(Refused):
+            canonical_arguments(text)
+    else:
+        assert canonical_arguments(text) == arguments
 
-
-def test_a_gap_is_filled_by_the_parameters_default():
-    assert canonical_arguments("1, z=3", "def f(x, y=-2, z=0):\n    return x") == "1, -2, 3"
-    assert canonical_arguments("1, z=3", "def f(x, y=[0] * 2, z=0):\n    return x") == ""
-    assert canonical_arguments("x=1", "def f(**named):\n    return named") == canonical_arguments("x=1", "f = abs") == ""
-
-
-def test_arguments_deserve_their_verdicts(sandbox):
-    task = made("code_i", TWO, ("2, 3", 5))
-    texts = {"f(a=1, b=4)": "correct", "a = 1\nb = 4": "correct", "f(1, 4)  # 5": "correct", "f(a=-2)": "correct", "print(f(1, 4))": "correct",
-             "a = 1": "wrong", "f(a=1, b='4')": "wrong", "f(a=1, b=2 + 2)": "malformed", "f(a=1, e=4)": "malformed"}
-    assert judge(sandbox, task, "chat", *(f"```input\n{text}\n```" for text in texts)) == list(texts.values())
-
-
-@pytest.mark.parametrize("block, inputs", [
-    ("numbers = [1, 2, 3], k = 2", ("[1, 2, 3], 2",)), ("numbers = [1, 2, 3]\nk = 2", ("[1, 2, 3], 2",)), ("f(k=2, numbers=[1])  # one", ("[1], 2",)),
-    ("   [1, 2], 1", ("[1, 2], 1",)), ("numbers = [1] * 3, k = 2", "not_literal"), ("k = 2", "not_literal")])
-def test_proposals_may_name_their_arguments(sandbox, block, inputs):
-    program = "def f(numbers, k):\n    return numbers[k:] + numbers[:k]"
-    text = f"1. First:\n   ```input\n   {block}\n   ```\n```python\n{program}\n```"
-    found = outcome(sandbox, "code_o", text.replace("\nk", "\n   k"))
-    assert (found.inputs if isinstance(found, Task) else found) == inputs
-
-
-def test_calls_of_an_induction_proposal_may_name_their_arguments():
-    body = "f(1, b=2)  # usual\n# unusual\nprint(f(a=0))\nf(1, 2)\nf(b=3, a=4)"
-    assert stated_inputs(body, TWO) == {"1, 2": "1, 2", "0": "0", "4, 3": "4, 3"}
-    assert stated_inputs("a = 1\nb = 2", TWO) == {"1, 2": "1, 2"} and stated_inputs(" ? ", TWO) == {"?": "?"}
-    text = "```python\n" + "\n".join(f"f({i}, b={i})" for i in range(10)) + "\n```"
-    proposal = TASK_TYPES["code_f"].parse_proposal(text, "chat", [made("code_o", TWO, ("1", 8))], CHAT)
-    assert proposal.inputs == tuple(f"{i}, {i}" for i in range(10))
-
-
-# ---------------------------------------------------------------- values
 
 @pytest.mark.parametrize("text, value", [
-    ("'hello',", "('hello',)"), ("1,", "(1,)"), ("1, 2", "(1, 2)"), ("(1)", "1"), ("`[1]`  ", "[1]"), ("[1]  # one", "[1]"), ("\u22125", "-5"), ("'\u22125'", "'\u22125'"),
-    ("1+2j", "1 + 2j"), ("set()", "set()"), ("{(1, 2): {3}}", "{(1, 2): {3}}"), ("'a' 'b'", "'ab'")])
+    ("'hello',", "('hello',)"), ("1,", "(1,)"), ("1, 2", "(1, 2)"), ("(1)", "1"), ("`[1]`  ", "[1]"), ("[1]  # one", "[1]"), ("1+2j", "1 + 2j"), ("set()", "set()"),
+    ("{(1, 2): {3}}", "{(1, 2): {3}}"), ("'a' 'b'", "'ab'"),
+    *((text, None) for text in ("", "# 1", "x", "x = 1", "f(1)", "1\n2", "...", "1 + 1", "[*[1]]", "{**{}}", "{[1]}", "{{}: 1}", "1), (2", "0x" + "f" * 4000,
+                                "[" * 30 + "]" * 30, "\0", "\ud800"))])
 def test_a_value_is_what_python_reads(text, value):
-    assert value_text(text) == value
-
-
-@pytest.mark.parametrize("text", ["", "# 1", "x", "x = 1", "f(1)", "1\n2", "...", "1 + 1", "[*[1]]", "{**{}}", "{[1]}", "{{}: 1}", "{(1, [2]): 3}", "{set()}",
-                                  "1), (2", "0x" + "f" * 4000, "[" * 30 + "]" * 30, "\0", "\ud800"])
-def test_what_is_no_literal_is_no_value(text):
-    with pytest.raises(Refused):
-        value_text(text)
-
-
-def test_a_trailing_comma_makes_a_tuple(sandbox):
-    word, one = made("code_o", "def f(x):\n    return x", ("'hello'", "hello")), made("code_o", "def f(x):\n    return x,", ("1", (1,)))
-    assert judge(sandbox, word, "chat", *(f"```output\n{text}\n```" for text in ("'hello',", "'hello'", "('hello')"))) == ["wrong", "correct", "correct"]
-    assert judge(sandbox, one, "chat", *(f"```output\n{text}\n```" for text in ("1,", "(1,)", "1"))) == ["correct", "correct", "wrong"]
+    if value is None:
+        with pytest.raises(Refused):
+            value_text(text)
+    else:
+        assert value_text(text) == value
 
 
 @pytest.mark.parametrize("value, may", [
-    (frozenset({1}), True), ([frozenset({1}), frozenset()], True), ({1: (frozenset("a"),)}, True), ({frozenset({1})}, False), ({frozenset(): 1}, False),
-    ({(1, frozenset("a"))}, False), ([{(frozenset("a"), 2): 3}], False), (eval("[" * 24 + "]" * 24), True), (eval("[" * 25 + "]" * 25), False),
-    ((1 + 2j, -0.0, b"x", -5, None), True)])
+    (frozenset({1}), True), ([frozenset({1}), frozenset()], True), ({frozenset({1})}, False), ({(1, frozenset("a"))}, False), ([{(frozenset("a"), 2): 3}], False),
+    (eval("[" * 24 + "]" * 24), True), (eval("[" * 25 + "]" * 25), False), ((1 + 2j, -0.0, b"x", -5, None), True)])
 def test_a_gold_can_be_answered(sandbox, value, may):
     """What is shown of a gold is read as an answer, and is then right; or there is no task."""
-    found = Reject.unless(check_value, value, CHAT)
-    assert (found is None) == may, found
+    task = made("code_o", "def f(x):\n    return x", ("1", value))
     if may:
-        assert judge(sandbox, made("code_o", "def f(x):\n    return x", ("1", value)), "chat", f"```output\n{show(value)}\n```") == ["correct"]
-    proposal = TASK_TYPES["code_o"].parse_proposal("```input\n1\n```\n```python\ndef f(x):\n    return x\n```", "chat", [], CHAT)
-    task = TASK_TYPES["code_o"].accept(proposal, Verdict("ok", (encode(value),), (None,), 0.0), CHAT, "key")
-    assert isinstance(task, Task) == may
+        check_value(value, CHAT)
+        assert judge(sandbox, task, "chat", f"```output\n{show(value)}\n```") == ["correct"]
+    else:
+        with pytest.raises(Refused):
+            check_value(value, CHAT)
+    found = Verdict("ok", (encode(value),), (None,), 0.0)
+    assert isinstance(outcome_of(found), Task) == may
+
+
+def outcome_of(verdict: Verdict) -> Task | str:
+    """Returns what a sandbox that says this makes of a proposal."""
+    fixed = type("Fixed", (), dict(run=lambda self, jobs: [verdict] * len(jobs)))()
+    return outcome(fixed, "code_o", "```input\n1\n```\n```python\ndef f(x):\n    return x\n```")
+
+
+def test_calls_of_an_induction_proposal_are_its_inputs():
+    assert stated_inputs("f(1, 2)  # usual\n# unusual\nf(0)\nf(1,2)") == {"1, 2": "f(1, 2)  # usual", "0": "f(0)", "": "# unusual"}
+    text = "```python\n" + "\n".join(f"f([{i}, {i}])" for i in range(12)) + "\n```"
+    assert read("code_f", text, few_shot=[OUT]).inputs == tuple(f"[{i}, {i}]" for i in range(10))
 
 
 def test_only_the_sandbox_evaluates(sandbox):
-    """Each text is a call of something; nothing of it runs, there or here."""
-    texts = ["f(print('ran'))", "a=print('ran')", "a = [].append\nf(a(1))", "print(f(exit()))"]
-    assert judge(sandbox, made("code_i", TWO, ("2, 3", 5)), "chat", *(f"```input\n{text}\n```" for text in texts)) == ["malformed"] * 4
-    verdict, = sandbox.run([Job(TWO, ("1, b=4",))])
-    assert verdict.errors == ("not a literal",), "the sandbox takes no keywords: they have been put in order before"
+    texts = ["f(print('ran'))", "print(f(exit()))", "a = [].append\nf(a(1))"]
+    assert judge(sandbox, ADDED, "chat", *(f"```input\n{text}\n```" for text in texts)) == ["malformed"] * 3
+    assert sandbox.run([Job(EVENS, ("[1], b=4",))])[0].errors == ("not a literal",)
