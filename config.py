@@ -5,7 +5,6 @@ from collections.abc import Collection
 from dataclasses import Field, dataclass, field, fields, replace
 
 from common import UserError, demand
-from lora import TARGETS
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
 from tasks import TASK_TYPES
@@ -59,7 +58,6 @@ class Config:
     single: bool = flag(False, "one adapter in both roles (Absolute Zero)")
     rank: int = flag(None, "LoRA rank R", within=(1, 4096))
     alpha: float = flag(None, "LoRA alpha; the update is scaled by alpha / R")
-    lora_targets: Names = flag(TARGETS, "linear layers that carry adapters", TARGETS)
     # 1 match
     matching: str = flag("pfsp", "how a teacher draws its student", MATCHING)
     # 2 propose
@@ -68,7 +66,6 @@ class Config:
     proposals_per_prompt: int = flag(8, "proposals from one prompt (the baseline's group)", within=(1, MANY))
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)")
     tasks: str = flag("", "no teacher writes: tasks of a file (JSON lines), or micro: fresh random programs")
-    theory: str = flag("prop.mm", "Metamath database of proof: a file, or the bundled prop.mm or miu.mm")
     admit_echo: bool = flag(False, "admit tasks that a copy of what their prompt shows solves")
     dedupe: str = flag(
         None, "what repeats the archive, so is refused (structural)", ("structural", "exact", "off"))
@@ -324,7 +321,7 @@ def check_value(f: Field, value: object) -> None:
 def check_together(cfg: Config) -> None:
     """Raises UserError with the fix if flags do not go together, each of which may have its value."""
     demand(cfg.pop % 2 == 0, f"--pop {cfg.pop}: give an even number, half of them are teachers")
-    demand(cfg.task_types and cfg.lora_targets, "--task-types and --lora-targets: give at least one each")
+    demand(cfg.task_types, "--task-types: give at least one")
     decay = cfg.lr_decay
     demand(len(decay) == 3 and 0 <= decay[0] < decay[1] and 0 <= decay[2] <= 1,
            f"--lr-decay {text_of(decay)}: give HOLD,END,FLOOR, HOLD below END, FLOOR at most 1")

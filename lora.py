@@ -111,7 +111,7 @@ class Adapters:
         odd = min(set(factors) ^ set(self.A), default="")
         demand(
             not odd,
-            f"adapter covers other layers than this population ({odd}): use the same base and --lora-targets")
+            f"adapter covers other layers than this population ({odd}): use its base, and TARGETS of lora.py")
         for path, (A, B) in factors.items():            # all of them before the first is written
             for x, ours in ((A, self.A[path]), (B, self.B[path])):
                 fits = x.shape == ours.shape[1:]

@@ -42,7 +42,7 @@ import selfplay
 from common import UserError, demand, json_object, read_log, readable
 from config import FREE, Config, config_of, flags_of, resolve_config, spelled
 from evolve import ROLES, Member, member_order, spread
-from lora import Adapters, name_of
+from lora import TARGETS, Adapters, name_of
 from model import Base, Model, ModelConfig
 from ranks import DTYPES, Ranks, pick_dtype
 from rl import Adam
@@ -278,7 +278,7 @@ def memory_plan(cfg: Config, shape: ModelConfig, dtype: torch.dtype, free: float
     for path, layer in model.linears().items():
         if cfg.dtype == "int8":         # a byte for each number, and one layer at a time in full
             weights -= layer.in_features * layer.out_features * (size - 1)
-        if name_of(path) in cfg.lora_targets:
+        if name_of(path) in TARGETS:
             factors += cfg.rank * (layer.in_features + layer.out_features)
     n = 1 if cfg.single else cfg.pop
     length = min(shape.max_position_embeddings, 2 * cfg.max_new_tokens + 512 * (cfg.n_few_shot > 0))
@@ -389,7 +389,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Verifier | None,
     return Setup(
         cfg=cfg,
         base=base,
-        adapters=Adapters.on(base.model, n, cfg.rank, cfg.alpha, cfg.lora_targets, ranks.device),
+        adapters=Adapters.on(base.model, n, cfg.rank, cfg.alpha, TARGETS, ranks.device),
         ranks=ranks,
         sandbox=sandbox,
         limits=Limits.of_run(cfg, base.prompt_format, base.tokenizer),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 import evolve
-from common import Refused, UserError, number_from
+from common import Refused, demand, number_from, refuse_unless
 from config import Config
 from evolve import ROLES, Member, members_of
 from generate import Prompts, Rollout, SamplingParams, generate
@@ -254,20 +254,25 @@ def attempt(
 
 
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
-    """Runs the proposals that a user gave and returns them as tasks with their outputs. Raises UserError for the
-    first invalid one, with its number. `what` says where they came from."""
+    """Runs the proposals that a user gave and returns them as tasks with their outputs. Raises UserError if some
+    are not valid, or too long for the base, and names each with its line. `what` says where they came from."""
     limits = s.limits.of_user()
-    jobs = [TASK_TYPES[p.kind].job(p) for p in proposals]
-    verdicts = run_jobs(s, jobs)        # of invalid ones, too: the first is found below, with its number
-    tasks = []
+    verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p) for p in proposals])      # of invalid ones, too
+    tasks, wrong = [], []
     for number, (p, verdict) in enumerate(zip(proposals, verdicts), 1):
         task_type = TASK_TYPES[p.kind]
         try:
             task_type.check(p, limits)
-            tasks.append(task_type.make(p, verdict, limits, task_type.key(p, s.cfg.dedupe)))
+            task = task_type.make(p, verdict, limits, task_type.key(p, s.cfg.dedupe))
+            refuse_unless(fits(s, prompt_student(s, task)), "prompt_too_long")
+            tasks.append(task)
         except Refused as refused:
-            what_it_is = f"{p.program[:80]!r} on {p.inputs[0][:40]!r}"
-            raise UserError(f"{what}: task {number} is not valid ({refused.reason}): {what_it_is}") from None
+            place = f", line {p.line}," if p.line else ""
+            given = f"{p.program[:80]!r} on {p.inputs[0][:40]!r}"
+            wrong.append(f"task {number}{place} is not valid ({refused.reason}): {given}")
+    if len(wrong) > 10:
+        wrong[9:] = [f"and {len(wrong) - 9} more"]
+    demand(not wrong, f"{what}: " + "\n".join(wrong))
     return tasks
 
 

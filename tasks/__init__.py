@@ -7,6 +7,7 @@ import functools
 import importlib
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from common import Refused, UserError, demand, json_object
@@ -57,7 +58,8 @@ def read_tasks(path: str | Path) -> list[Proposal]:
         try:
             row = row_of(line)
             if not row.get("reason"):           # a run's tasks.jsonl has invalid proposals, too
-                proposals.append(TASK_TYPES[row["kind"]].from_row(row))
+                proposal = TASK_TYPES[row["kind"]].from_row(row)
+                proposals.append(replace(proposal, line=number))
         except (UserError, Refused) as error:
             raise UserError(f"{path}, line {number}: {error}") from None
     return proposals

@@ -7,7 +7,7 @@ called the method turns it into a value. Every other exception is a bug.
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from common import Refused, demand, refuse_unless
 from sandbox.parsing import MAX_CHARS
@@ -56,6 +56,7 @@ class Proposal:
     program: str
     inputs: tuple[str, ...]
     message: str = ""
+    line: int = field(default=0, compare=False)         # of the file that it comes from; 0 = of none
 
 
 @dataclass(frozen=True)

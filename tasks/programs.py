@@ -79,7 +79,7 @@ class Limits:
         """Returns the limits of a run, whose tokenizer has special tokens of its own."""
         limits = cls.for_format(prompt_format)
         dull = limits.dull - {"echo"} if cfg.admit_echo else limits.dull
-        return replace(limits, dull=dull, theory=cfg.theory, control=control_of(tokenizer))
+        return replace(limits, dull=dull, control=control_of(tokenizer))
 
     def of_user(self) -> "Limits":
         """Returns the limits of tasks that a user gave, who may give dull ones."""

@@ -1,7 +1,7 @@
 """Theorems: a teacher states and proves one over a Metamath database; a student proves it again.
 
 This file, metamath.py and theories/ are a corner of their own: nothing else names them but one row of TASK_TYPES, which
-imports them when it is asked for (--task-types proof, --theory).
+imports them when it is asked for (--task-types proof).
 
 A task's message is the statement, its input the teacher's proof, and its program what that proof cites, step
 by step. Nothing runs: a proof is data to metamath.py, which bounds its work.
@@ -171,13 +171,13 @@ def load(name: str) -> Theory:
     try:
         theory = Theory().read(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, Mistake) as error:
-        raise UserError(f"--theory {name}: {error}; {instead}") from None
+        raise UserError(f"theory {name}: {error}; {instead}") from None
     for label, assertion in theory.assertions.items():
         # A copy for one proof (fresh) keeps the $f outside of blocks alone.
         ordered = [h for h in theory.hypotheses if h in assertion.hypotheses]
         ordered += assertion.essential()
         fine = ordered == list(assertion.hypotheses) and label not in (NAME, *theory.incomplete)
-        demand(fine, f"--theory {name}: {label} uses a $f in a block, a $e outside, ? in a proof, or this "
+        demand(fine, f"theory {name}: {label} uses a $f in a block, a $e outside, ? in a proof, or this "
                f"name; {instead}")
     return theory
 
@@ -215,7 +215,7 @@ class Proof(TaskType):
     def ready(self, cfg: object) -> None:
         """As `TaskType.ready`, and raises UserError for a database that cannot be used."""
         super().ready(cfg)
-        load(cfg.theory)
+        load(Limits.theory)
 
     def complexity(self, program: str) -> dict[str, float]:
         """Returns nothing: a proof is no program."""

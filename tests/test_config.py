@@ -69,7 +69,7 @@ def test_an_algorithm_fills_in_what_is_not_given(algo):
 
 def test_what_other_flags_imply():
     assert (resolved("--single").pop, resolved("--tasks micro").dedupe, resolved("--evolve-every 3").grace) == (2, "off", 3)
-    assert resolved("--grace 0 --lora-targets q_proj,v_proj").lora_targets == ("q_proj", "v_proj")
+    assert resolved("--grace 0 --task-types code_o,code_i").task_types == ("code_o", "code_i")
     cfg = resolved("--lr-decay 12,25,.15 --halt-on collapse,flat --pop 4")
     assert (cfg.lr_decay, cfg.halt_on, cfg.pop) == ((12, 25, 0.15), ("collapse", "flat"), 4)
     assert config.flags_of(cfg)["lr_decay"] == "12,25,0.15" and config.flags_of(cfg)["pop"] == 4
@@ -92,11 +92,11 @@ def test_ranges(f):
 
 
 @pytest.mark.parametrize("words, match", [
-    *[(f"--lr-decay {wrong}", "--lr-decay .*: give ") for wrong in ("12,25", "25,12,0.1", "1,2,1.5", "1,2,nan", "a,b,c", "-1,2,0.1")],
+    *[(f"--lr-decay {wrong}", "--lr-decay .*: give ") for wrong in ("12,25", "25,12,0.1", "1,2,1.5", "1,2,nan", "a,b,c")],
     ("--steps many", "--steps many: give a number"), ("--pop 5", "--pop 5: give an even number"), ("--seed 1.5", "--seed 1.5: give"),
     ("--matching pfps", "'pfps' is none of pfsp, uniform"), ("--halt-on collapse,colapse", "'colapse' is none of collapse, gaming"),
-    ("--task-types code_o,code_x", "'code_x' is none of code_o"), ("--lora-targets q_proj,nose", "'nose' is none of q_proj"),
-    ("--algo mine", "'mine' is none of reinforce"), ("--lora-targets=", "give at least one"),
+    ("--task-types code_o,code_x", "'code_x' is none of code_o"),
+    ("--algo mine", "'mine' is none of reinforce"), ("--task-types=", "give at least one"),
     ("--tasks micro --task-types code_f", "--tasks micro draws code_o and code_i"),
     ("--prompt-format chat --n-few-shot 0", "--n-few-shot 0: chat prompts show tasks")])
 def test_flags_that_cannot_be(words, match):

@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 from small_tokenizers import CHATML, byte_level, fast
-from test_selfplay import asked, members, with_fates
 from tiny_base import write_tiny
 from tiny_run import play, timeless
 
@@ -15,15 +14,31 @@ import selfplay
 from evolve import Member
 from measure import ENOUGH, WINDOW, alarms
 from run import State
-from tasks.base import Task
+from selfplay import ProposalRecord
+from tasks.base import Proposal, Task
 from trueskill_lite import Rating
 
 
 # -- probes --------------------------------------------------------------------------------------------------
 
+T0, S0, S1 = (Member(name, "teacher" if name[0] == "T" else "student", slot, Rating()) for slot, name in ((0, "T0"), (2, "S0"), (3, "S1")))
+
+
 def made(s, kind: str, *bodies: str) -> list[Task]:
     """Returns tasks of one-statement programs on 4."""
-    return selfplay.make_tasks(s, [asked(kind, body, "4") for body in bodies], "")
+    return selfplay.make_tasks(s, [Proposal(kind, f"def f(x):\n {body}\n return x", ("4",)) for body in bodies], "")
+
+
+def three() -> list[ProposalRecord]:
+    """Returns a proposal that nobody solves, one that each student solves once in two attempts, and a refused one."""
+    batch = []
+    for verdicts in ["wrong", "malformed"], ["correct", "wrong"], None:
+        p = ProposalRecord(T0, "code_o", 0, [], reason="" if verdicts else "syntax")
+        if verdicts:
+            p.task = Task("code_o", "def f(x):\n x=x+1\n return x", ("1",), ("2",), "", "")
+            p.attempts = {"S0": verdicts, "S1": verdicts}
+        batch.append(p)
+    return batch
 
 
 def state_of(people: list[Member], heldout: list[Task] = (), unseen: list[Task] = ()) -> State:
@@ -32,13 +47,12 @@ def state_of(people: list[Member], heldout: list[Task] = (), unseen: list[Task] 
 
 
 def test_probe(setup):
-    s, students, batch = setup(probe_every=4, steps=10), members("student"), with_fates()[:2]
+    s, batch = setup(probe_every=4, steps=10), three()[:2]
     current = made(s, "code_o", "x=x+1", "x=x*2")
     for p, task in zip(batch, current):
         p.task = task
-    teacher = Member("T0", "teacher", 3, Rating())
     unseen = made(s, "code_i", "x=x+1", "x=x*2", "x=x-1")
-    state = state_of([*students, teacher], current[:1], unseen)
+    state = state_of([T0, S0, S1], current[:1], unseen)
     told = measure.probe(s, state, batch, 0)
     assert set(told["heldout_greedy"]) == {"S0", "S1"} and told["heldout_n"] == 1
     assert told["heldout_greedy_base"] in (0.0, 1.0) and told["heldout_by_type"]["code_o"].keys() == {"S0", "S1", "base"}
@@ -48,7 +62,7 @@ def test_probe(setup):
     assert told["unseen_n"] == Counter(code_i=3)
     later = measure.probe(s, state, [], 9)                      # the last step has a probe, too
     assert later["heldout_greedy_base"] == told["heldout_greedy_base"] and later["unseen"] == told["unseen"]
-    assert measure.probe(s, state, batch, 5) == {} and measure.probe(s, state_of(students), [], 4) == dict(probe_tokens=0)
+    assert measure.probe(s, state, batch, 5) == {} and measure.probe(s, state_of([S0]), [], 4) == dict(probe_tokens=0)
 
 
 def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
@@ -72,26 +86,20 @@ def test_a_type_has_its_own_tasks():
 
 
 def test_what_a_group_of_proposals_looks_like():
-    """Of the three fates of test_selfplay: solved by .5, by none, refused."""
-    told = measure.describe(with_fates())
-    proposed = with_fates()
-    valid = [p for p in proposed if p.task]
-    assert told["n"] == len(proposed) and told["valid"] == len(valid) / len(proposed)
-    assert told["reasons"] == Counter(p.reason for p in proposed if p.reason)
-    rates = [p.solve_rate for p in valid if p.solve_rate is not None]
-    assert told["solve_rate"] == pytest.approx(sum(rates) / len(rates)) and told["solve_0"] == rates.count(0) / len(rates)
-    assert told["answers"] == sum(len(p.verdicts) for p in valid)
+    told = measure.describe(three())
+    assert (told["n"], told["valid"], told["reasons"], told["duplicates"]) == (3, 2 / 3, dict(syntax=1), 0)
+    assert (told["solve_rate"], told["solve_0"], told["solve_1"]) == (.25, .5, 0)
+    assert (told["answers"], told["malformed"], told["statements"]) == (8, .25, 1), "a return counts for nothing"
     empty = measure.describe([])
     assert empty["valid"] == 0 and empty["solve_rate"] is None and empty["statements"] is None
 
 
 def test_who_thinks():
     """Of hand-made answers: two of S0's four think, none of S1's two."""
-    batch = with_fates()[:2]
+    batch = three()[:2]
     batch[0].answers = {"S0": [">1\n=2", "=2"], "S1": ["=2", "=3"]}
     batch[1].answers = {"S0": [">1\n>2\n=2", "=20"]}
-    thinks = {"T0": [False], "T1": [False], "S0": [True, False, True, False], "S1": [False, False]}
-    assert measure.thinking(batch, "micro") == thinks
+    assert measure.thinking(batch, "micro") == {"T0": [False, False], "S0": [True, False, True, False], "S1": [False, False]}
 
 
 def test_tokens_are_spent_without_those_of_probes():
