@@ -280,7 +280,7 @@ def memory_plan(cfg: Config, shape: ModelConfig, dtype: torch.dtype, free: float
             weights -= layer.in_features * layer.out_features * (size - 1)
         if name_of(path) in TARGETS:
             factors += cfg.rank * (layer.in_features + layer.out_features)
-    n = 1 if cfg.single else cfg.pop
+    n = 1 if cfg.single else cfg.pop // 2 * len(ROLES)
     length = min(shape.max_position_embeddings, 2 * cfg.max_new_tokens + 512 * (cfg.n_few_shot > 0))
     keys = 2 * shape.num_key_value_heads * shape.head_dim
     layers = shape.num_hidden_layers
@@ -385,7 +385,7 @@ def populate(cfg: Config, base: Base, ranks: Ranks, sandbox: Verifier | None,
     if cfg.tasks and cfg.tasks != FRESH:
         read_given(cfg.tasks, cfg.task_types)       # complains before anything slow
         tasks_hash = hashlib.sha256(Path(cfg.tasks).read_bytes()).hexdigest()
-    n = 1 if cfg.single else cfg.pop
+    n = 1 if cfg.single else cfg.pop // 2 * len(ROLES)
     return Setup(
         cfg=cfg,
         base=base,
