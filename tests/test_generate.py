@@ -104,11 +104,12 @@ def test_finished_rows_stop_costing(tiny, passes):
 
 
 @pytest.mark.parametrize("rollout_batch", [pytest.param(1, marks=pytest.mark.slow), 8, 48])
-@pytest.mark.parametrize("graphs", [False, True])
-def test_refill_and_compaction_change_nothing(tiny, population, rollout_batch, graphs):
-    """Rows that end leave the batch, waiting prompts take their places. graphs: by the steps that a graph can hold, which look
-    at slots in multiples of 256 and seldom at who has ended."""
-    adapters = population(tiny)
+@pytest.mark.parametrize("slots", [0, 8, 256])
+def test_refill_and_compaction_change_nothing(tiny, population, monkeypatch, rollout_batch, slots):
+    """Rows that end leave the batch, waiting prompts take their places. slots: by the steps that a graph can hold, which look at
+    a multiple of so many slots, and seldom at who has ended."""
+    adapters, graphs = population(tiny), slots > 0
+    monkeypatch.setattr("generate.SLOTS", slots)
     asked = dict(prompts=PROMPTS * 12, member=[0, 1, 2, -1] * 12, max_new_tokens=30)
     want = ask(tiny, adapters, **asked)
     assert len(set(want.n_tokens.tolist())) > 8, "the case needs rows that end at different times"
