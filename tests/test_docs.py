@@ -27,7 +27,7 @@ PROGRAM = re.compile(r"(python|torchrun|make|vllm|lm_eval|evalplus\.\w+) ")
 FOREIGN = {("-m", "pytest"), ("-m", "pip"), ("-m", "venv"), ("-c",)}
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 FLAG = re.compile(r"--[a-z][\w-]*")
-parse = argparse.ArgumentParser.parse_args
+parse = argparse.ArgumentParser.parse_known_args
 
 
 def spans(page: str) -> list[str]:
@@ -46,7 +46,8 @@ def commands(page: str) -> list[str]:
 
 def parse_and_stop(self, args=None, namespace=None):
     """In place of argparse's: what a program would do with its words does not begin."""
-    parse(self, args, namespace)
+    _, unknown = parse(self, args, namespace)
+    assert not unknown
     raise StopIteration
 
 
@@ -66,9 +67,11 @@ def try_command(command: str, monkeypatch) -> None:
         config.resolve_config(cfg, "micro" if cfg.base.startswith("micro/") else of_others)
     else:
         as_module = words[0] == "-m"
+        if "--" in words:                                       # what stands behind it is train.py's
+            config.config_of(config.parse_args(None, words[words.index("--") + 1:]))
         monkeypatch.setattr(sys, "argv", words[as_module:])
         with monkeypatch.context() as patched, pytest.raises(StopIteration):
-            patched.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+            patched.setattr(argparse.ArgumentParser, "parse_known_args", parse_and_stop)
             run = runpy.run_module if as_module else runpy.run_path
             run(words[1] if as_module else str(ROOT / words[0]), run_name="__main__")
 
