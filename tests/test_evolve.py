@@ -73,7 +73,7 @@ def test_founders_rates_are_spread_and_inherited():
     cfg = resolve_config(Config(pop=8, lr=1e-3, lr_teacher=3e-3, lr_spread=16.0), "micro")
     rates = learning_rates(cfg, founders(cfg), 0)
     assert rates[:4] == [3e-3] * 4 and rates == learning_rates(cfg, founders(cfg), 0)
-    assert sorted(math.floor(math.log2(rate / 1e-3)) for rate in rates[4:]) == [-2, -1, 0, 1]
+    assert sorted(math.floor(math.log2(rate / 1e-3)) for rate in rates[4:8]) == [-2, -1, 0, 1]
     [birth] = births_of(team("S", 4), mode="mean")
     birth.parents[0].lr_scale = 2.0
     assert {newborn(birth, Rating(), 10, 1.25, random.Random(seed)).lr_scale for seed in range(20)} == {2.5, 1.6}

@@ -8,7 +8,6 @@ import torch.multiprocessing as mp
 from batches import LENGTH, answer_logp, make_batch, pick, settings, shifted
 
 import rl
-from config import ALGORITHMS
 from generate import Prompts, Rollout, SamplingParams, generate
 from lora import TARGETS, Adapters
 from model import Base
@@ -16,6 +15,7 @@ from ranks import ALONE, Ranks
 from rl import Adam, make_lines, micro_batches, pack, size
 from weights import load_model, save_peft
 
+ALGORITHMS = ("reinforce++", "rloo", "grpo", "dr_grpo")             # whose formulas are written out here
 NORMALIZE = ("member", "kind", "off")
 
 
