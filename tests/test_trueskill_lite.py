@@ -13,8 +13,8 @@ NEW = ENV.new()
 def test_known_values():
     a, b = ENV.rate(NEW, NEW)
     assert (a.mu, a.sigma, b.mu, b.sigma) == pytest.approx((29.3958, 7.1715, 20.6042, 7.1715), abs=1e-4)
-    drawn, _ = ENV.rate(NEW, NEW, draw=True)
-    assert (drawn.mu, drawn.sigma) == pytest.approx((25, 6.4575), abs=1e-4)
+    a, b = ENV.rate(NEW, NEW, draw=True)
+    assert (a.mu, b.sigma) == pytest.approx((25, 6.4575), abs=1e-4)
     a, b = ENV.rate(Rating(20, 3), Rating(30, 3))
     assert (a.mu, b.mu, a.sigma) == pytest.approx((22.3824, 27.6176, 2.7751), abs=1e-4)
 
@@ -36,19 +36,13 @@ def test_equals_the_trueskill_package_on_300_matches():
 @pytest.mark.parametrize("draw", [False, True])
 def test_impossible_results_underflow_to_finite_ratings(mu, draw):
     upset, favourite = ENV.rate(Rating(0, 0.5), Rating(mu, 0.5), draw)
-    assert 0 < upset.mu < math.inf and -math.inf < favourite.mu < mu
-    for rating in (upset, favourite, *ENV.rate(Rating(mu, 0.5), Rating(0, 0.5), draw)):
-        assert math.isfinite(rating.mu) and 0 < rating.sigma <= 0.51
+    assert 0 < upset.mu < math.inf and -math.inf < favourite.mu < mu and 0 < upset.sigma < 0.51
 
 
 def test_who_wins_and_what_is_inherited():
-    strong, weak = ENV.rate(NEW, NEW)
-    assert ENV.p_win(NEW, NEW) == pytest.approx(0.5) and ENV.fitness(NEW) == 0 < ENV.fitness(strong)
-    assert ENV.p_win(strong, weak) == pytest.approx(1 - ENV.p_win(weak, strong))
-    certain = Rating(25 + ENV.beta, 0), Rating(25, 0)
-    assert ENV.p_win(*certain) == pytest.approx(0.7602, abs=1e-4), "beta is a difference of about 76%"
-    drawn, met = ENV.rate(strong, weak, draw=True)
-    assert drawn.mu < strong.mu and met.mu > weak.mu, "a draw pulls the two together"
+    strong, weak = Rating(25 + ENV.beta, 0), Rating(25, 0)
+    assert ENV.p_win(strong, weak) == pytest.approx(0.7602, abs=1e-4) == 1 - ENV.p_win(weak, strong)
+    assert ENV.fitness(NEW) == 0 and ENV.fitness(Rating(30, 2)) == 24
     child = child_rating(ENV, [Rating(30, 3), Rating(20, 4)])
     assert child.mu == 25 and child.sigma == pytest.approx(math.sqrt(12.5 + (25 / 12) ** 2))
     assert child_rating(ENV, [NEW]).sigma == NEW.sigma, "never wider than a new player"
