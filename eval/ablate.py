@@ -10,7 +10,8 @@ population as it is) generates with a seed, without probes, is the budget of eve
 stops after the step that brings it nearest. Then its students answer held-out tasks. Words behind -- are flags of
 train.py for every arm. Three seeds are a first look; an interval takes five and a verdict eight.
 
-OUT/results.jsonl has a line for each run, and OUT/results.csv is the same as a table:
+`python -m report OUT` draws it. OUT/contrasts.csv has the differences between arms. OUT/results.jsonl has a line
+for each run, and OUT/results.csv is the same as a table:
 
     arm, seed, run, path    the run's logs lie in `path`; an arm of several runs has several lines for a seed
     steps, tokens, spent    `spent` is the share of its budget
@@ -38,7 +39,7 @@ import numpy as np
 import train
 from common import demand, leave, parser_of
 from config import SWITCHED_OFF, Config, config_of, parse_args, spelled
-from eval.answer import BASE, load, marks
+from eval.answer import BASE, cell, load, marks
 from eval.answer import table as aligned
 from eval.heldout import FAMILIES, ask, draw, named_tasks
 from eval.stats import covered, holm, interval_of_runs, sign_flip
@@ -301,10 +302,15 @@ def write(out: Path, rows: list[dict]) -> None:
     part = out / "results.jsonl.part"
     part.write_text("".join(json.dumps(row) + "\n" for row in rows))
     part.replace(out / "results.jsonl")
+    write_csv(out / "results.csv", rows)
+
+
+def write_csv(file: Path, rows: list[dict]) -> None:
+    """Writes rows as a table with a column for every key."""
     names = {}
     for row in rows:
         names |= row
-    with open(out / "results.csv", "w", newline="") as f:
+    with open(file, "w", newline="") as f:
         table = csv.DictWriter(f, names)
         table.writeheader()
         table.writerows(rows)
@@ -419,6 +425,10 @@ def main(argv: list[str] | None = None) -> None:
     demand(rows and all(args.measure in row for row in rows), f"--measure {args.measure}: some of these runs lack it; "
            "the command that trained them adds it")
     print(table(rows, args.measure, pairs))
+    compared = []
+    for line in contrasts(rows, args.measure, pairs):
+        compared.append({name: cell(value) for name, value in line.items()})
+    write_csv((args.source or [args.out])[0] / "contrasts.csv", compared)
 
 
 def write_heldout(args: argparse.Namespace, cfg: Config) -> None:
