@@ -18,7 +18,6 @@ from selfplay import ProposalRecord
 from tasks.base import Proposal, Task
 from trueskill_lite import Rating
 
-
 # -- probes --------------------------------------------------------------------------------------------------
 
 T0, S0, S1 = (Member(name, "teacher" if name[0] == "T" else "student", slot, Rating()) for slot, name in ((0, "T0"), (2, "S0"), (3, "S1")))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from proposals import CHAT, judge, outcome
 
-import config
 from common import UserError
 from tasks import TASK_TYPES, metamath, proof
 from tasks.base import Task
@@ -221,12 +220,11 @@ def test_theories_are_refused_by_name(tmp_path):
     for i, (text, why) in enumerate(texts.items()):
         file = tmp_path / f"{i}.mm"
         file.write_text(text)
-        with pytest.raises(UserError, match="--theory") as caught:
+        with pytest.raises(UserError, match="theory") as caught:
             proof.load(str(file))
         assert why in str(caught.value), text[:100]
-    with pytest.raises(UserError, match="--theory none.mm: .*bundled are miu.mm, prop.mm"):
-        config.resolve_config(config.Config(task_types=("proof",), theory="none.mm"), "chat")
-    assert config.resolve_config(config.Config(theory="none.mm"), "chat"), "without proofs, no theory is read"
+    with pytest.raises(UserError, match="theory none.mm: .*bundled are miu.mm, prop.mm"):
+        load("none.mm")
 
 
 def test_a_large_theory_shows_a_part(tmp_path):
