@@ -224,7 +224,7 @@ def test_theories_are_refused_by_name(tmp_path):
             proof.load(str(file))
         assert why in str(caught.value), text[:100]
     with pytest.raises(UserError, match="theory none.mm: .*bundled are miu.mm, prop.mm"):
-        load("none.mm")
+        proof.load("none.mm")
 
 
 def test_a_large_theory_shows_a_part(tmp_path):
