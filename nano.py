@@ -45,8 +45,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 from common import Refused
 from tasks import TASK_TYPES, read_tasks, verify_answers
 from tasks.base import Proposal, Task
-from tasks.prompts import Answer, Prompt
 from tasks.programs import Limits
+from tasks.prompts import Answer, Prompt
 from trueskill_lite import Rating, TrueSkill, child_rating
 from verifier import Sandbox, open_sandbox
 

@@ -50,7 +50,7 @@ def test_the_example_of_its_docstring_is_true_and_a_task_once(sandbox):
 
     assert "=" + task_in("\n".join(left)).outputs[0] == right[-1]
     assert 'reads "propose out list"' in nano.__doc__ and len(right) == 2 and right[0] == ">[3,7,5]"
-    for text in ("\n".join(left), "", "def f(x):\n return x", "def f(x):\n return x/0\nf(1)", "def f(x):\n return id(x)\nf('a')"):
+    for text in ("\n".join(left), "def f(x):\n return x/0\nf(1)", "def f(x):\n return id(x)\nf('a')"):
         assert task_in(text) is None and len(seen) == 1
 
 

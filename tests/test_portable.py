@@ -39,6 +39,8 @@ def cdll(name, *args, **flags):
     return load(name, *args, **flags)
 ctypes.CDLL = cdll
 sys.platform = "win32"
+import types
+sys.modules["msvcrt"] = types.SimpleNamespace(LK_NBLCK=2, locking=lambda fd, mode, n_bytes: None)
 sys.path.insert(0, "")
 import runpy
 """
@@ -46,20 +48,22 @@ import runpy
 READING = """
 from importlib import import_module
 from pathlib import Path
-ours = [path for room in (".", "tasks", "infra", "run", "report") for path in Path(room).glob("[a-z]*.py")]
+ours = [path for room in (".", "tasks", "report", "eval", "micro") for path in Path(room).glob("[a-z]*.py")]
 for path in ours:
     import_module(".".join(path.with_suffix("").parts))
 for path in Path("course").glob("[es]*s/*.py"):
     runpy.run_path(str(path))
 print(len(ours))
 """
+FLAGS = dict(steps=2, pop=4, n_prompts=2, proposals_per_prompt=4, samples_per_task=2, n_heldout=2, evolve_every=1, grace=0,
+             probe_every=1, name="one run")
 
 
 def on_windows(*words, body="del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)", source=ROOT, typed=""):
     """A module of ours, or other code, run with these words where Windows is, on a terminal that knows no UTF-8."""
     environment = dict(os.environ, PYTHONIOENCODING="cp1252", OMP_NUM_THREADS="1")
     return subprocess.run([sys.executable, "-c", WINDOWS + body, *map(str, words)], cwd=source, env=environment,
-                          input=typed, capture_output=True, text=True, timeout=300)
+                          input=typed, capture_output=True, text=True, timeout=600)
 
 
 def windows_clone(path):
@@ -73,28 +77,22 @@ def windows_clone(path):
 
 
 @pytest.mark.slow
-def test_reading_and_report(tmp_path):
-    """Modules, flags and report are there."""
+def test_modules_and_flags_are_there():
     read = on_windows(body=READING)
     assert read.returncode == 0 and int(read.stdout) > 40, read.stderr[-3000:]
     told = on_windows("train", "--help")
     assert told.returncode == 0 and "--matching" in told.stdout and not told.stderr
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(dict(step=n, greedy=n / 10)) + "\n" for n in range(3)))
-    assert on_windows("report", tmp_path).returncode == 0 and (tmp_path / "report.html").stat().st_size > 10_000
-
-
-FLAGS = dict(steps=2, pop=4, n_prompts=2, proposals_per_prompt=4, samples_per_task=2, n_heldout=2, evolve_every=1, grace=0,
-             probe_every=1, name="one run")
 
 
 @pytest.mark.slow
-def test_a_run_without_a_fork_is_the_run_with_one(micro_base, tmp_path):
-    """Text for text, in a clone with CRLF below a path with spaces; the first line and env.json say which verifier it was."""
+def test_a_run_without_a_fork_is_the_run_with_one_and_its_members_are_used(micro_base, tmp_path):
+    """Text for text, in a clone with CRLF below a path with spaces; the first line and env.json say which verifier it was.
+    Members are sampled, crossed, evaluated, drawn and played against there, and nano.py has a run of its own."""
     clone = windows_clone(tmp_path / "a clone")
     assert b"\r\n" in (clone / "train.py").read_bytes() and b"\r\n" in (clone / "micro" / "base" / "heldout.jsonl").read_bytes()
     run = on_windows("train", *words(**FLAGS, out=tmp_path / "with out"), source=clone)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert "sandbox: portable\n" in run.stdout.split(" step ")[0]
+    assert "portable" in run.stdout.split(" step ")[0]
     there = tmp_path / "with out" / "one run"
     told = json.loads((there / "env.json").read_text())
     assert told["sandbox"] == "portable" and "needs Linux" in told["sandbox_report"]["why"]
@@ -102,25 +100,17 @@ def test_a_run_without_a_fork_is_the_run_with_one(micro_base, tmp_path):
     here = play(**FLAGS, base=micro_base, out=tmp_path / "fork")
     for name in ("tasks", "matches", "genealogy"):
         assert rows(there, name) == rows(here, name), name
-
-
-@pytest.mark.slow
-def test_members_are_used_without_a_fork(micro_base, tmp_path):
-    """Sampled, crossed, evaluated and played against; and nano.py, which has a run of its own."""
-    step = play(**FLAGS, base=micro_base, out=tmp_path) / "step_2"
-    members = sorted(path.parent for path in step.glob("*/adapter_config.json"))[:2]
+    members = sorted(path.parent for path in (there / "step_2").glob("*/adapter_config.json"))[:2]
     child = tmp_path / "child"
-    for command, told in ((["sample", *members, "--n", "2", "--beside", "base"], " code_o "),
+    for command, told in ((["sample", *members, "base", "--n", "2"], " code_o "),
                           (["evolve", *members, "--operator", "add", "--out", child], str(child)),
-                          (["eval.population.heldout", "--adapters", child, "--bench", "code_o", "--limit", "6", "--out",
-                            tmp_path / "answers"], "code_o"),
-                          (["report", step.parent], "report.html"),
-                          (["eval.population.ablation", "--from", "docs/results/rates", "--reference", "pbt", "--arms", "singles"], "pbt - singles"),
+                          (["eval.heldout", "--adapters", child, "--bench", "code_o", "--limit", "6", "--out", tmp_path / "answers"], "code_o"),
+                          (["report", there], "report.html"),
                           (["nano", "--steps", "1", "--pop", "2"], "step   0  tasks ")):
         run = on_windows(*command)
-        assert run.returncode == 0 and told in run.stdout, run.stderr[-3000:]
+        assert run.returncode == 0 and told in run.stdout, (command, run.stderr[-3000:])
     for flags, typed in (([], "[[]]\n\n"), (["--teach"], "def f(x):\n x=x+[3]\n return x\n\n[1,2]\n\n")):
-        run = on_windows("course.play", step.parent, *flags, typed=typed)
+        run = on_windows("course.play", there, *flags, typed=typed)
         assert run.returncode == 0 and "ratings: you " in run.stdout, run.stdout + run.stderr[-3000:]
 
 

