@@ -2,24 +2,25 @@
 import copy
 import dataclasses
 import json
+import math
 import random
 
 import pytest
 
+import rewards
+import rl
 import selfplay
 import train
-from evolve import Member
 from common import UserError
-from measure import metrics
-from rewards import TEACHER_REWARDS, Outcome
+from evolve import Member
+from measure import describe
 from selfplay import ProposalRecord
 from tasks import TASK_TYPES, read_given
 from tasks.archive import WINDOW, Archive
-from tasks.base import Proposal, Task
-from tasks.programs import structural_hash
+from tasks.base import UNJUDGED, Proposal, Task
+from tasks.programs import Limits, structural_hash
 from tasks.prompts import FORMATS
 from tasks.rendering import render
-from tasks.programs import Limits
 from trueskill_lite import Rating
 
 
@@ -88,21 +89,6 @@ def test_kinds_take_turns_over_prompts_and_steps(setup):
     assert kinds == ["code_o", "code_i", "code_f"] * 2
 
 
-def test_teachers_write_and_students_try_what_both_play(setup):
-    """T0 and S1 have both types, T1 and S0 one: T0 writes that of S0 alone, and S1 is not asked what it lacks."""
-    s, (one, two), (first, second) = setup(task_types="code_o,code_i", n_prompts=2), members(), members("student")
-    one.niche, two.niche, first.niche, second.niche = ("code_i", "code_o"), ("code_o",), ("code_i",), ("code_o",)
-    archive = seeded()
-    _, some = selfplay.propose(s, archive, [(one, first), (two, second)], 0)
-    assert {(p.teacher.name, p.kind) for p in some} == {("T0", "code_i"), ("T1", "code_o")}
-    _, more = selfplay.propose(s, archive, [(one, first), (one, second), (two, second)], 0)
-    assert {p.kind for p in more if p.teacher is one} == {"code_i", "code_o"}
-    for p in more:
-        p.task = task(1, p.kind)
-    tried, _ = selfplay.solve(s, [(one, first), (one, second), (two, second)], more, 0)
-    assert {(student.name, p.kind) for p, student in tried} == {("S0", "code_i"), ("S1", "code_o")}
-
-
 def dealt(s, *steps: int) -> list[list[tuple]]:
     """The tasks of steps in which nobody writes."""
     found = []
@@ -120,8 +106,6 @@ def test_fresh_tasks_that_no_teacher_writes(setup):
     s = setup(tasks="micro", task_types="code_o,code_i", n_prompts=2)
     one, again, other = dealt(s, 3, 3, 4)
     assert one == again and len(set(one + other)) > 20
-    later = {p.proposal.program for p in selfplay.deal(s, members()[:1], 6)}        # when one teacher meets nobody
-    assert not later & {program for _, program, _ in one}
     with pytest.raises(UserError, match="--tasks micro draws code_o and code_i"):
         setup(tasks="micro", task_types="math")
 
@@ -161,6 +145,22 @@ def test_duplicates(setup, dedupe, reasons, again):
     assert [p.reason for p in second] == again
 
 
+@pytest.mark.parametrize("admit_echo", [False, True])
+def test_echoes_are_refused_of_teachers_alone(setup, tmp_path, admit_echo):
+    """Sorting twice is sorting once; --admit-echo and a user's file admit it."""
+    s, path = setup(task_types="code_i", admit_echo=admit_echo), tmp_path / "some.jsonl"
+    s = dataclasses.replace(s, limits=Limits.of_run(s.cfg, "micro", s.base.tokenizer))
+    pair = proposed((program("x=sorted(x)"), "[2,1]"), (program("x=x[::-1]"), "[2,1]"))
+    for p in pair:
+        p.kind, p.proposal = "code_i", dataclasses.replace(p.proposal, kind="code_i")
+    selfplay.verify_proposals(s, seeded(), pair, 0)
+    assert [p.reason for p in pair] == ["" if admit_echo else "echo", ""] and bool(pair[0].task) == admit_echo
+    path.write_text(json.dumps(dict(kind="code_i", program=program("x=sorted(x)"), input="[2,1]")))
+    given = selfplay.deal(setup(tasks=str(path), task_types="code_i"), members()[:1], 0)
+    selfplay.verify_proposals(setup(tasks=str(path), task_types="code_i"), seeded(), given, 0)
+    assert {p.reason for p in given} == {""}
+
+
 def test_a_task_that_leaves_no_room_for_an_answer_is_refused(setup):
     """The micro base has 256 tokens: an answer may fit behind a short program and not behind a longer one."""
     short, long = (program("x=x+1"), "3"), (program("\n ".join(f"x=x+{i}" for i in range(7, 13))), "3")
@@ -173,8 +173,8 @@ def test_a_task_that_leaves_no_room_for_an_answer_is_refused(setup):
         assert [p.reason for p in batch] == reasons
 
 
-def test_references_are_left_out_until_the_prompt_fits(setup):
-    """In a prompt format that shows several: as many as leave room for an answer."""
+def test_references_are_passed_over_until_the_prompt_fits(setup):
+    """Of several, as many as leave room for an answer; of programs that need inputs, one that does."""
     s, archive = setup(n_few_shot=6, max_new_tokens=32), filled()
     for i in range(8):
         long = program("\n ".join(f"x=x+{i + 1}{j}" for j in range(20)))
@@ -187,6 +187,13 @@ def test_references_are_left_out_until_the_prompt_fits(setup):
     for context, n_shown in ((three + 48, range(1, 6)), (six + 400, [6]), (40, [0])):
         model.cfg = dataclasses.replace(model.cfg, max_position_embeddings=context)
         assert len(selfplay.prompt_teacher(s, archive, "code_o", random.Random(0))[1]) in n_shown
+    short = task(9)
+    archive.add(short, "short")
+    needed = TASK_TYPES["code_f"].propose("base", [short], random.Random(0), s.limits)
+    model.cfg = dataclasses.replace(model.cfg, max_position_embeddings=len(render(needed, "base", base.tokenizer).ids) + 48)
+    for seed in range(9):
+        prompt, shown = selfplay.prompt_teacher(s, archive, "code_f", random.Random(seed))
+        assert shown[0] == short and selfplay.fits(s, prompt)
 
 
 def test_parents_are_what_the_prompt_showed(setup):
@@ -219,12 +226,12 @@ def test_attempts_are_judged_in_order(setup):
         assert verdicts == ["correct" if answer == gold else otherwise] * 3, text       # greedy: all alike
 
 
-@pytest.mark.parametrize("name,rewards", [
+@pytest.mark.parametrize("name, paid", [
     ("difficulty", [0, 0.75, 0.5, 0.25, 0]), ("learnability", [0, 0.75, 1, 0.75, 0]), ("band", [0, 0.5, 1, 0.5, 0]),
     ("nontrivial", [0, 1, 1, 1, 0]), ("noise-proof", [0, 0, 1, 0.75, 0]), ("novelty", [0, 0, 0, 0, 0])])
-def test_teacher_rewards(name, rewards):
-    outcomes = [Outcome(p, majority_baseline=0.2) for p in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    assert [TEACHER_REWARDS[name](outcome) for outcome in outcomes] == rewards
+def test_teacher_rewards(name, paid):
+    outcomes = [rewards.Outcome(p, majority_baseline=0.2) for p in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert [rewards.TEACHER_REWARDS[name](outcome) for outcome in outcomes] == paid
 
 
 def with_fates() -> list[ProposalRecord]:
@@ -236,28 +243,34 @@ def with_fates() -> list[ProposalRecord]:
     return batch
 
 
-@pytest.mark.parametrize("switches,rewards", [
-    ({}, [0, 0.5, 0, -1]), (dict(invalid_penalty=-0.1), [0, 0.5, 0, -0.1]), (dict(teacher_reward="band"), [0, 1, 0, -1]),
-    (dict(teacher_reward="noise-proof", task_types="code_o,code_i"), [0, 0, 0, -1])])
-def test_pay(setup, switches, rewards):
-    batch = with_fates()
-    archive = filled(task(0, output="1"), task(1, output="1"), task(2, output="2"))  # guessing earns 2/3
-    selfplay.pay_teachers(setup(**switches), archive, batch)
-    assert [p.reward for p in batch] == rewards
+@pytest.mark.parametrize("name, kinds", [("difficulty", "code_o"), ("noise-proof", "code_o,code_i"), *((name, "code_o") for name in rewards.TEACHER_REWARDS)])
+def test_pay(setup, name, kinds):
+    """A valid proposal is paid by its outcome, whatever the reward is; one that is not valid costs INVALID."""
+    batch, archive = with_fates(), filled(task(0, output="1"), task(1, output="1"), task(2, output="2"))       # guessing earns 2/3
+    s = setup(teacher_reward=name, task_types=kinds)
+    selfplay.pay_teachers(s, archive, batch)
+    *paid, refused = [p.reward for p in batch]
+    pay = rewards.TEACHER_REWARDS[name]
+    assert refused == rewards.INVALID and paid == list(map(pay, selfplay.outcomes(s, archive, batch[:3])))
+    known = {"difficulty": [0, 0.5, 0], "noise-proof": [0, 0, 0]}
+    assert paid == known.get(name, paid)
 
 
-def test_what_a_reward_may_look_at(setup):
-    """Every field, by hand; the archive's memory has one program of the first proposal's structure."""
+def test_what_a_reward_may_look_at(setup, monkeypatch):
+    """Each field that is named here, by hand; the archive's memory has one program of the first proposal's structure."""
     s, batch = setup(), with_fates()
-    batch[0].task = task(0, program=program("x=x*7"))
+    batch[0].task = dataclasses.replace(task(0, program=program("x=x*7")), outputs=('"ab"',))
     batch[0].attempts = {"S0": ["correct", "wrong"], "S1": ["correct", "correct"]}
     batch[0].base_rate = 0.5
-    like_it = task(1, program=program("x=x*2"), output="1")
-    archive = filled(like_it, task(2, output="1"), task(3, "code_i"), cap=1)
+    archive = filled(task(1, program=program("x=x*2"), output="1"), task(2, output="1"), task(3, "code_i"), cap=1)
     outcome, other, _ = selfplay.outcomes(s, archive, [p for p in batch if not p.reason])
-    assert outcome == Outcome(solve_rate=0.75, solve_rates={"S0": 0.5, "S1": 1.0}, n_attempts=4, base_rate=0.5, kind="code_o",
-        majority_baseline=1.0, n_tasks=3, n_of_kind=1, n_same_structure=1, unique_at_64=archive.unique_at_64(), statements=1)
-    assert outcome.n_correct == 3 and other.base_rate is None and other.solve_rates == {"S0": 0.5, "S1": 0.5}
+    fields = dict(solve_rate=0.75, solve_rates={"S0": 0.5, "S1": 1.0}, n_attempts=4, n_correct=3, base_rate=0.5, kind="code_o", majority_baseline=1.0, n_tasks=3,
+                  n_of_kind=1, n_same_structure=1, unique_at_64=archive.unique_at_64(), statements=1, program=program("x=x*7"), inputs=("1",), outputs=("'ab'",))
+    assert {name: getattr(outcome, name) for name in fields} == fields
+    assert other.base_rate is None and other.solve_rates == {"S0": 0.5, "S1": 0.5} and other.outputs == ("1",)
+    monkeypatch.setitem(rewards.TEACHER_REWARDS, "novelty", lambda outcome: float(outcome.outputs[0].startswith("'")))
+    selfplay.pay_teachers(setup(teacher_reward="novelty"), archive, batch)
+    assert [p.reward for p in batch[:3]] == [1, 0, 0], "pay for tasks of strings is one line"
 
 
 def test_training_batch(setup):
@@ -284,23 +297,47 @@ def test_training_batch(setup):
     assert made.group.tolist() == [2, 3, 3, 4, 4] and made.reward.tolist() == [0.25, 1, -0.5, -1, 1]
 
 
-def test_matches(setup):
+def test_what_the_sandbox_failed_on_is_neither_paid_nor_learned_from(setup):
+    """Of two tasks one has an attempt that was judged, the other none, and a third never came to be."""
+    s, (teacher, _), (student, _) = setup(), members(), members("student")
+    tasks = selfplay.make_tasks(s, [asked("code_o", f"x=x+{i}", "4") for i in (1, 2)], "")
+    archive = filled(tasks[0])
+    rollout, batch = selfplay.propose(s, archive, [(teacher, student)], 0)
+    for p, given in zip(batch, tasks):
+        p.reason, p.task = "", given
+    solved, attempts = selfplay.solve(s, [(teacher, student)], batch, 0)
+    for verdicts, judged in zip(attempts.verdicts, (["correct", UNJUDGED], [UNJUDGED, UNJUDGED])):
+        verdicts[:] = judged
+    batch[1].reward, batch[2].reason, batch[2].task = 9.0, "sandbox_failure", None
+    selfplay.pay_teachers(s, archive, batch)
+    assert [(p.solve_rate, p.unjudged) for p in batch] == [(1, False), (None, True), (None, True)]
+    assert [p.reward for p in batch[1:]] == [0, 0]
+    parts = [selfplay.teacher_rows(rollout, batch), selfplay.student_rows(s, solved, attempts)]
+    assert [part.reward for part in parts] == [[batch[0].reward, None, None], [1, None, None, None]]
+    made = selfplay.training_batch(s, parts)
+    assert made.reward.tolist() == [batch[0].reward, 1] and len(made.rollout.ids) == 2
+    assert rl.advantages(made, s.cfg).isfinite().all()
+    parts[0].reward = parts[1].reward = [None] * 4
+    with pytest.raises(OSError, match="failed on every row"):
+        selfplay.training_batch(s, parts)
+
+
+def test_matches():
     (one, two), students = members(), members("student")
     batch = with_fates()  # of T0: rows 0 and 2, half solved by each; of T1: row 1 and the invalid one
     one.rating = Rating(30.0, 5.0)
     for i, p in enumerate(batch):
         p.teacher = (one, two)[i % 2]
-    rows = train.update_ratings(setup(outcome="half").cfg, [(one, students[0]), (two, students[1])], batch, 3)
-    assert [(row["solve_rate"], row["winner"]) for row in rows] == [(0.5, "draw")] * 2
-    assert one.rating.mu < 30 and students[0].rating.mu > 25 and two.rating.mu == students[1].rating.mu == 25
-    assert rows[0]["expected"] < 0.5 and one.matches == 1
-    assert rows[0]["brier"] == pytest.approx((rows[0]["expected"] - 0.5) ** 2)
-    row, = train.update_ratings(setup().cfg, [(two, students[0])], [p for p in batch if p.reason], 4)
+    rows = train.rate_matches([(one, students[0]), (two, students[1])], batch, 3)
+    (first, drawn) = rows
+    assert (first["solve_rate"], first["winner"]) == (0.5, "student") and first["expected"] < 0.45, "more than the ratings expected"
+    assert (drawn["solve_rate"], drawn["winner"]) == (0.5, "draw") and drawn["expected"] == pytest.approx(0.5)
+    assert one.rating.mu < 30 and students[0].rating.mu > 25 and two.rating.mu == pytest.approx(students[1].rating.mu)
+    assert one.matches == 1 and first["brier"] == pytest.approx((first["expected"] - 0.5) ** 2)
+    row, = train.rate_matches([(two, students[0])], [p for p in batch if p.reason], 4)
     assert row["winner"] == "student" and row["solve_rate"] is row["brier"] is None  # nothing valid is a loss
-    students[1].niche = ("code_f",)                 # who has nothing to try
-    assert not train.update_ratings(setup().cfg, [(one, students[1])], batch, 4)
     batch[3].reason = "sandbox_failure"             # which nobody has won
-    assert not train.update_ratings(setup().cfg, [(two, students[0])], batch[3:], 4)
+    assert not train.rate_matches([(two, students[0])], batch[3:], 4)
 
 
 def test_the_oldest_leave_and_their_keys_stay():
@@ -343,11 +380,12 @@ def test_rarefied_coverage():
 
 
 def test_describe():
-    measured, nothing = metrics.describe(with_fates()), metrics.describe([])
+    measured, nothing = describe(with_fates()), describe([])
     assert [measured[key] for key in ("n", "valid", "reasons", "solve_rate")] == [4, 0.75, {"syntax": 1}, 0.5]
     assert measured["solve_0"] == measured["solve_1"] == pytest.approx(1 / 3)
     assert measured["malformed"] == pytest.approx(2 / 12)
-    assert nothing["valid"] is None and nothing["statements"] is None and nothing["malformed"] == 0
+    assert nothing["valid"] == nothing["malformed"] == 0 and nothing["statements"] is None
+    assert measured["complexity"] == {"lines": 2, "variables": 1, "depth": 5, "cyclomatic": 1, "halstead": pytest.approx(3 * math.log2(3))}
 
 
 def test_rows_end_at_a_closing_text(setup, monkeypatch):

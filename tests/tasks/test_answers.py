@@ -2,11 +2,11 @@
 that its type's contract (docs/verifier.md) gives it."""
 import pytest
 from proposals import CHAT, judge, made, outcome, read
+from small_tokenizers import FAMILIES
 
 from common import Refused
-from sandbox.values import encode
-from small_tokenizers import FAMILIES
 from generate import closing_table
+from sandbox.values import encode
 from tasks import judge_answers
 from tasks.base import UNJUDGED, VIOLATION, Task, TaskType
 from tasks.code import close

@@ -5,11 +5,12 @@ import itertools
 import pytest
 
 from common import UserError
+from config import Config
 from tasks import TASK_TYPES, verify_answers
 from tasks.literals import read_blocks
+from tasks.programs import Limits
 from tasks.prompts import FORMATS, TEMPLATES, Answer, Prompt, reasoning, template
 from tasks.rendering import chat_text, render
-from tasks.programs import Limits
 
 # How Qwen3's own template has it: thinking is switched off by an empty thought that the template writes.
 SWITCH = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<assistant>"
@@ -45,14 +46,14 @@ def test_a_template_without_the_switch_passes_over_it(base, monkeypatch):
     assert texts == {"<user>Why?<|im_end|><assistant>"}
 
 
-@pytest.mark.parametrize("prompt_format", FORMATS)
-def test_every_type_has_words_or_is_refused(prompt_format):
-    for name, phase in itertools.product(TASK_TYPES, ("propose", "solve")):
+def test_every_type_has_words_or_is_refused():
+    for name, prompt_format in itertools.product(TASK_TYPES, FORMATS):
+        cfg = Config(prompt_format=prompt_format)
         if name == "proof" and prompt_format == "micro":
             with pytest.raises(UserError, match="no template of it for the micro prompt format"):
-                template(name, prompt_format, phase)
-        else:
-            assert template(name, prompt_format, phase).user
+                TASK_TYPES[name].ready(cfg)
+        elif prompt_format != "micro":          # a type of somebody's own may be for chat alone
+            TASK_TYPES[name].ready(cfg)
 
 
 def test_a_direct_answer_ends_with_its_fence(base, monkeypatch):
@@ -60,9 +61,9 @@ def test_a_direct_answer_ends_with_its_fence(base, monkeypatch):
     monkeypatch.setattr(base.tokenizer, "chat_template", WITHOUT)
     for name, phase in itertools.product(("chat", "direct", "base"), ("propose", "solve")):
         prompt = template("code_o", name, phase)
-        closing = {("direct", "solve"): "```"}.get((name, phase), "</answer>" if name == "base" else "")
+        closing = {("direct", "solve"): "\n```\n"}.get((name, phase), "</answer>" if name == "base" else "")
         assert render(prompt, name, base.tokenizer).closing == closing
-        assert closing != "```" or prompt.prefix.startswith("```")
+        assert "```" not in closing or prompt.prefix.startswith("```")
 
 
 def shown_inputs(shown):
@@ -74,15 +75,15 @@ def task_of(kind, shown, sandbox):
     answer = shown.answer
     row = {"code_o": dict(shown.fields), "code_i": dict(shown.fields, input=answer),
            "code_f": dict(program=answer, inputs=shown_inputs(shown) + [["[]", "[7]"], ["'x'", "'y z'"]]["split" in answer]),
-           "math": dict(shown.fields, program=f"def solution():\n    return {'3 * 40' if 'train' in str(shown.fields) else '3 * 6 - 4'}"),
+           "math": dict(shown.fields, program=f"def f():\n    return {'3 * 40' if 'train' in str(shown.fields) else '3 * 6 - 4'}"),
            "logic": dict(constraints=shown.fields.get("constraints", "").split("\n"))}[kind.name]
     proposal = kind.from_row(row)
     verdict, = sandbox.run([kind.job(proposal)])
-    return kind.accept(proposal, verdict, dataclasses.replace(Limits(), n_shown=2), "")
+    return kind.make(proposal, verdict, dataclasses.replace(Limits(), n_shown=2), "")
 
 
 @pytest.mark.parametrize("prompt_format", ["chat", "base"])
-@pytest.mark.parametrize("name", sorted(set(TASK_TYPES) - {"proof"}))
+@pytest.mark.parametrize("name", ["code_o", "code_i", "code_f", "math", "logic"])
 def test_what_is_shown_solved_is_true_and_right(sandbox, name, prompt_format):
     """Of a task that a student could get, put in the same words, and correct by the verifier."""
     kind, limits = TASK_TYPES[name], dataclasses.replace(Limits(), n_shown=2)
@@ -104,9 +105,9 @@ def test_turns_stand_before_the_question(base, monkeypatch):
     assert envelope.endswith("\nUser: Why?\nAssistant: So.\nUser: And now?\nAssistant: ")
 
 
-@pytest.mark.parametrize("name, prompt_format", list(itertools.product(TASK_TYPES, ["chat", "direct", "base"])))
-def test_no_question_holds_a_block_that_could_be_copied_as_its_answer(name, prompt_format):
+def test_no_question_holds_a_block_that_could_be_copied_as_its_answer():
     """A placeholder such as VALUE was copied, by a model of 0.5B, instead of an answer."""
-    asked = template(name, prompt_format, "solve")
-    tag = TASK_TYPES[name].tags[0]
-    assert "```{tag}" not in asked.user and not Answer(asked.user, "chat").bodies(tag)
+    for name, prompt_format in itertools.product(TASK_TYPES, ("chat", "direct", "base")):
+        tag = TASK_TYPES[name].tags[0]
+        asked = template(name, prompt_format, "solve")
+        assert "```{tag}" not in asked.user and not Answer(asked.user, "chat").bodies(tag)

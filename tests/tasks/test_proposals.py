@@ -11,7 +11,16 @@ from common import Refused, UserError
 from sandbox.values import encode
 from tasks import IDENTITY, TASK_TYPES, answer_in, read_tasks
 from tasks.base import Proposal, Task
-from tasks.programs import Limits, check_input, check_program, control_of, entry, ignores_input, normalise, parse
+from tasks.programs import (
+    Limits,
+    check_input,
+    check_program,
+    control_of,
+    entry,
+    ignores_input,
+    normalise,
+    parse,
+)
 from tasks.prompts import FORMATS, Answer, Prompt, show
 from verifier import Verdict
 

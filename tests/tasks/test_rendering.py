@@ -6,14 +6,11 @@ from small_tokenizers import CHATML, FAMILIES, THINKS, byte_level, fast, legacy
 from tiny_base import write_tiny
 
 import selfplay
-from eval.code.__main__ import program
-from eval.code.problems import Problem
-from eval.grader import final
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import Proposal
+from tasks.programs import Limits
 from tasks.prompts import ENVELOPE, TURN, Prompt, concluded, reasoning
 from tasks.rendering import decode_answers, render
-from tasks.programs import Limits
 from weights import load_base
 
 LIMITS = Limits()
@@ -90,7 +87,7 @@ def task(sandbox):
     kind = TASK_TYPES["code_o"]
     asked = Proposal("code_o", "def f(x):\n    return x + 2", ("3",))
     verdict, = sandbox.run([kind.job(asked)])
-    return kind.accept(asked, verdict, LIMITS, "key")
+    return kind.make(asked, verdict, LIMITS, "key")
 
 
 @pytest.mark.parametrize("text, prompt_format, wanted", [
@@ -104,18 +101,10 @@ def test_unfinished_thinking_is_no_answer(task, sandbox, text, prompt_format, wa
     assert verify_answers([task], [[text]], prompt_format, LIMITS, sandbox.run) == [[wanted]]
 
 
-def test_nor_is_it_in_an_evaluation():
-    """Of mathematics and of code, whatever the format."""
+def test_nor_is_it_whatever_the_format():
     cut = "<think>\nIt may be \\boxed{5}, or"
-    for prompt_format in ("chat", "direct", "envelope", "plain"):
-        assert concluded(cut, prompt_format) == "" == final(cut)
+    assert {concluded(cut, prompt_format) for prompt_format in ("chat", "direct", "envelope", "plain")} == {""}
     assert concluded("<think>a</think>b", "plain") == "b" and concluded("<think>a", "micro") == "<think>a"
-    assert final("<think>a <answer>\\boxed{5}</answer>") == "\\boxed{5}</answer>"
-    live = dataclasses.replace(Problem("livecodebench", "0", "Add.", "add"), bench="livecodebench")
-    code = "```python\ndef add(a, b):\n    return a + b\n```\n"
-    for prompt_format in ("chat", "envelope"):
-        assert program(live, f"<think>\n{code}Wait,", prompt_format) == ""
-        assert "return a + b" in program(live, f"<think>\nx = 1</think>\n{code}", prompt_format)
 
 
 def test_thinking_counts_as_reasoning_whoever_opened_it():
