@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from common import UserError, demand, json_object, leave, parser_of, readable
+from common import Refused, UserError, demand, json_object, leave, parser_of, readable
 from generate import Prompts, SamplingParams, generate
 from lora import TARGETS, Adapters, Factors, name_of
 from model import Base, Model, ModelConfig
@@ -337,11 +337,12 @@ def compare(base: Base, n_new: int = 64) -> tuple[float, int]:
 
 
 def show_texts(base: Base) -> None:
-    """Prints what the base writes as a teacher and as a student at temperature 0, and how that is read."""
-    from config import PRESETS
-    from tasks import IDENTITY, TASK_TYPES
+    """Prints what the base writes as a teacher and as a student at temperature 0, and how that is read. The
+    exit code ignores it, but a base whose texts are cut off or refused learns nothing in a run."""
+    from tasks import IDENTITY, TASK_TYPES, answer_in
     from tasks.base import Task
     from tasks.programs import Limits
+    from tasks.prompts import Answer
     from tasks.rendering import decode_answers, render
     kind = TASK_TYPES["code_o"]
     style = base.prompt_format
@@ -349,19 +350,22 @@ def show_texts(base: Base) -> None:
     # The outputs are known, so that no sandbox is needed.
     shown = Task("code_o", IDENTITY.program, IDENTITY.inputs, ("[1,2,3]",), "", "")
     task = Task("code_o", "def f(x):\n x=x+[4]\n return x[::-1]", ("[1,2,3]",), ("[4,3,2,1]",), "", "")
-    prompts = dict(
-        teacher=kind.propose(style, [shown], Random(0), limits),
-        student=kind.solve(style, task, limits))
-    for role, prompt in prompts.items():
+    for role in ("teacher", "student"):
+        prompt = kind.solve(style, task, limits)
+        if role == "teacher":
+            prompt = kind.propose(style, [shown], Random(0), limits)
         asked = render(prompt, style, base.tokenizer)
-        sampling = SamplingParams(1, 0.0, PRESETS[style]["max_new_tokens"], closing=asked.closing)
+        room = base.model.cfg.max_position_embeddings - len(asked.ids)
+        sampling = SamplingParams(1, 0.0, min(256, room), closing=asked.closing)
         rollout = generate(base, None, Prompts([asked.ids], [-1], [(0,)]), sampling)
         [text] = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
         text = asked.opening + text
-        if role == "teacher":
-            read = kind.parse_proposal(text, style, [shown], limits)
-        else:
-            read = kind.parse_answer(text, style, task, limits)
+        read = "nothing: it is refused"
+        with suppress(Refused):
+            if role == "teacher":
+                read = kind.read(Answer(text, style), [shown], limits)
+            else:
+                read = answer_in(task, text, style, limits)
         print(f"--- a {role} is asked\n{base.tokenizer.decode(asked.ids)}\n--- and writes\n{text}\n"
               f"--- which is read as\n{read}")
 
