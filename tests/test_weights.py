@@ -316,7 +316,7 @@ REFUSED = {
     "another rank": (lambda d: edit_json(d / CONFIG, r=2), "not both factors of the rank"),
     "another alpha": (lambda d: edit_json(d / CONFIG, lora_alpha=16), r"rank and alpha \(4, 16\), the others have \(4, 8\).*--alpha"),
     "a layer less": (edit_last(lambda tensors, A, B: [tensors.pop(A), tensors.pop(B)]), "layers.1.mlp.up_proj"),
-    "a wider base": (edit_last(lambda tensors, A, B: tensors.update({A: tensors[A].repeat(1, 2)})), "up_proj has factors"),
+    "a wider base": (edit_last(lambda tensors, A, B: tensors.update({A: tensors[A].repeat(1, 2)})), "up_proj has a factor"),
     "fused layers": (edit_last(lambda tensors, A, B: tensors.update({A.replace("up", "gate_up"): tensors[A]})), "gate_up_proj.* is no factor"),
     "another base": (lambda d: None, "trained on another base: ")}
 
