@@ -285,9 +285,10 @@ def with_finite_B(
     broken = False
     for B in Bs:
         finite = B.isfinite().all(2).all(1)                     # (k,)
-        broken = broken | ~finite[:, None, None]                # (k, 1, 1)
+        broken = broken | ~finite
     if not broken.any():
         return As, Bs
+    broken = broken[:, None, None]
     As = [A.masked_fill(broken, torch.nan) for A in As]
     Bs = [B.masked_fill(broken, 0) for B in Bs]
     return As, Bs
