@@ -326,7 +326,7 @@ def choose_directory(cfg: Config) -> Path:
 
 def plan(cfg: Config, ranks: Ranks) -> tuple[Config, str, bool]:
     """Returns the resolved configuration, its memory plan and whether it fits, without the base's weights."""
-    path = resolve(cfg.base)
+    path = resolve(cfg.base, weights=False)
     shape = read_config(path)
     prompt_format = cfg.prompt_format
     if prompt_format == "auto":

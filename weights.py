@@ -67,18 +67,18 @@ def local_base(name: str) -> Path | None:
     return None
 
 
-def resolve(name: str) -> Path:
+def resolve(name: str, weights: bool = True) -> Path:
     """Returns the directory of a base: one on this machine, or what the hub has under this id (HF_HOME is
-    honoured). Of the hub's weights only the files that `shards` reads are fetched."""
+    honoured). Of the hub's weights only the files that `shards` reads are fetched, or none of them."""
     path = local_base(name)
     if path:
         return path
     from huggingface_hub import snapshot_download
-    wanted = [SINGLE, "*.json", "*.jsonl", "*.txt", "*.jinja"]
+    small = ["*.json", "*.jsonl", "*.txt", "*.jinja"]
     with readable(f"{name}: no such directory, and no model of the hub that can be had: give --base a "
                   "directory or an id like Qwen/Qwen2.5-Coder-7B"):
-        path = Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns="*/*"))
-        if not (path / SINGLE).exists():
+        path = Path(snapshot_download(name, allow_patterns=small, ignore_patterns="*/*"))
+        if weights:
             snapshot_download(name, allow_patterns=shard_names(path))
     return path
 
@@ -210,7 +210,8 @@ def is_chat_model(tokenizer: object, eos_ids: tuple[int, ...]) -> bool:
     end = ""
     with suppress(Exception):           # there is no template, or it is a program that fails
         end = tokenizer.apply_chat_template(turns, tokenize=False).rpartition("answer")[2]
-    return any(tokenizer.decode(token) in end for token in eos_ids)
+    words = tokenizer.convert_ids_to_tokens(list(eos_ids))      # None of an id that is no token
+    return any(word and word in end for word in words)
 
 
 def load_tokenizer(path: Path) -> tuple[object, tuple[int, ...], str]:
@@ -290,7 +291,7 @@ def read_peft(directory: str | Path) -> tuple[dict, str, Factors]:
             tensors = {name: f.get_tensor(name) for name in f.keys()}
     for name, value in config.items():
         plain = name in ANY or not value or value in PLAIN.get(name, ())
-        demand(plain, f"{directory} is no plain LoRA: its {name} is {value!r:.60}: peft.save_as_lora helps")
+        demand(plain, f"{directory} is no plain LoRA: its {name} is {value!r:.60} (peft.save_as_lora helps)")
     for name, tensor in tensors.items():
         found = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", name)
         demand(found and name_of(found[1]) in TARGETS, f"{directory}: {name} is no factor of a plain LoRA on "

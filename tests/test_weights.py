@@ -124,6 +124,7 @@ def test_of_a_hub_only_what_is_read_is_fetched(tmp_path, monkeypatch, shard_size
         return str(cache)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert not list(weights.resolve("somebody/model", weights=False).glob("*.safetensors"))
     assert load_base("somebody/model").path == cache
     assert {str(file.relative_to(cache)) for file in cache.rglob("*")} == wanted
 
@@ -190,6 +191,7 @@ def test_end_tokens_are_those_of_all_files(small, generation, ends):
 
 
 def test_a_chat_model_ends_its_turns_with_its_end_token(small):
+    edit_json(small / "generation_config.json", eos_token_id=[1, 99])        # 99 is no token
     turns = "{%% for m in messages %%}<{{ m['role'] }}>{{ m['content'] }} w%d{%% endfor %%}"
     for template, prompt_format in ((turns % 1, "chat"), (turns % 44, "base"), ("{{ raise_exception('never') }}", "base")):
         (small / "chat_template.jinja").write_text(template)
