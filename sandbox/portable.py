@@ -7,7 +7,7 @@ comprehensions, the FUNCTIONS, METHODS and OPERATORS below, and a `return` at th
 Python runs. Every operation pays for the size of what it reads before it runs, and for what it makes. So
 every program ends soon. The language has no source of chance, so one run says what two would.
 
-It judges otherwise than the fork in these cases, which tests/sandbox/test_portable_verifier.py counts:
+It judges otherwise than the fork in these cases, which programs of that language do not meet:
   - unsupported: a statement, function or value that it does not know, once the program comes to it (another
     form than one plain function, or a variable that is named as a builtin: at once);
   - too big: a value of over MAX_SIZE items is refused when it is made, not when it is returned;

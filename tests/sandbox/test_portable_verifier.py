@@ -4,7 +4,6 @@ import random
 import re
 import time
 import tracemalloc
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -18,11 +17,6 @@ from selfplay import make_tasks
 from tasks import read_tasks
 from tasks.base import reason_of
 from verifier import Job, PortableVerifier
-
-# How the two may differ, as the docstring of sandbox/portable.py says: (what it says, what the fork says).
-EXPLAINED = {"unsupported": ("unsupported", ".*"),
-             "too big": ("output too long", "=|timeout|error|unsupported"),
-             "timeout": ("timeout", "=|output too long")}
 
 
 def mixed(n: int, seed: int) -> list[tuple[str, str]]:
@@ -45,23 +39,20 @@ def said(output: str | None, reason: str | None) -> str:
     return f"={output}" if output is not None else reason_of(reason).replace("_", " ")
 
 
-def differences(cases: list[tuple[str, str]], sandbox) -> tuple[Counter, list[tuple]]:
-    """How often the two say something else, by EXPLAINED, and the cases that it does not explain."""
-    found, others = Counter(), []
+def differences(cases: list[tuple[str, str]], sandbox) -> list[tuple]:
+    """The cases of which the two say something else."""
+    found = []
     verdicts = sandbox.run([Job(code, (given,)) for code, given in cases])
     for (code, given), verdict in zip(cases, verdicts):
         _, *ours = run(code, "f", given)
-        ours, theirs = said(*ours), said(verdict.outputs[0], verdict.errors[0])
-        if ours != theirs:
-            kind = next((name for name, (here, there) in EXPLAINED.items() if ours == here and re.match(there, theirs)), None)
-            found[kind] += 1
-            others += [] if kind else [(code, given, ours, theirs)]
-    return found, others
+        if said(*ours) != said(verdict.outputs[0], verdict.errors[0]):
+            found.append((code, given, ours, verdict))
+    return found
 
 
 def test_it_says_what_the_fork_says(sandbox):
     cases = mixed(60, seed=0)
-    assert differences(cases, sandbox) == (Counter(), [])
+    assert differences(cases, sandbox) == []
     values = [run(code, "f", given)[1] for code, given in cases]
     assert 60 < sum(value is not None for value in values) < 150, "values as well as errors were compared"
 
@@ -69,8 +60,7 @@ def test_it_says_what_the_fork_says(sandbox):
 @pytest.mark.slow
 def test_it_says_what_the_fork_says_100_000_times(sandbox):
     """Generated programs, whole and spliced."""
-    found, others = differences(mixed(33_334, seed=1), sandbox)
-    assert not others and sum(found.values()) < 100, others[:3]
+    assert differences(mixed(33_334, seed=1), sandbox) == []
 
 
 def test_all_that_the_generator_writes_is_known():
