@@ -3,7 +3,8 @@
 Only two kinds of mistake are caught: the user's (UserError, whose text says what to do; exit code 2) and the
 machine's (OSError; exit code 1). Everything else is somebody's bug, perhaps in a reward that was written a
 minute ago, and stays a traceback that points at the line. What a model writes is none of these: a text that
-is not what was asked for is Refused. """
+is not what was asked for is Refused.
+"""
 import argparse
 import json
 import math

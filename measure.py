@@ -1,9 +1,9 @@
-"""What people study of a run: probes of what never changes, the measures of a step, alarms; what the terminal
-says.
+"""What people study of a run: probes, the measures of a step, alarms, and what the terminal says.
 
-Ratings only compare members with each other. A probe asks, greedily and the same tasks each time, every
-student and the frozen base the held-out tasks of the types that the run plays, and all members those of
-unseen types. It also asks the base, sampled, the teachers' current tasks. """
+Ratings only compare members with each other. A probe asks the same tasks each time, greedily: every student
+and the frozen base the held-out tasks of the types that the run plays, and all members those of other types.
+It also asks the base, sampled, the teachers' current tasks.
+"""
 import datetime
 import sys
 from collections import Counter
@@ -104,16 +104,20 @@ def probe(s: Setup, state: State, proposed: list[ProposalRecord], step: int) -> 
         row["unseen"] = by_type(state.unseen, correct)
         row["unseen_think"] = by_type(state.unseen, thinks)
         row["unseen_n"] = Counter(task.kind for task in state.unseen)
-    valid = [p for p in proposed if p.task]
+    valid, tasks, by_students = [], [], []
+    for p in proposed:
+        if p.task:
+            valid.append(p)
+            tasks.append(p.task)
+            by_students.append(p.solve_rate)
     if valid:
-        tasks = [p.task for p in valid]
         done = attempt(s, tasks, [-1] * len(tasks), step, BASE_RATE, 1)
         row["probe_tokens"] += int(done.rollout.n_tokens.sum())
         rates = list(map(solve_rate, done.verdicts))
         for p, rate in zip(valid, rates):
             p.base_rate = rate
         row["base_solve"] = mean(rates)
-        row["student_solve"] = mean(p.solve_rate for p in valid)
+        row["student_solve"] = mean(by_students)
     return row
 
 
@@ -176,8 +180,7 @@ def thinking(proposed: list[ProposalRecord], prompt_format: str) -> dict[str, li
 
 
 def learned(m: Member, batch: Batch, grad_norm: list[float]) -> dict:
-    """Returns what a member's rows in its role were paid, how sure it was of them, and what they did to
-    it."""
+    """Returns what a member's rows in its role were paid, how sure it was, and what they did to it."""
     rollout = batch.rollout
     own = (rollout.member == m.slot) & (batch.role == ROLES.index(m.role))          # (N,)
     n_tokens = max(1, rollout.n_tokens[own].sum().item())
@@ -187,8 +190,14 @@ def learned(m: Member, batch: Batch, grad_norm: list[float]) -> dict:
         grad_norm=grad_norm[m.slot])
 
 
-def member_measures(s: Setup, state: State, proposed: list[ProposalRecord], batch: Batch,
-                    grad_norm: list[float], thinks: dict[str, list[bool]]) -> dict[str, dict]:
+def member_measures(
+    s: Setup,
+    state: State,
+    proposed: list[ProposalRecord],
+    batch: Batch,
+    grad_norm: list[float],             # of each slot
+    thinks: dict[str, list[bool]],      # of each name
+) -> dict[str, dict]:
     """Returns what the step was for each member, by name."""
     rates = learning_rates(s.cfg, state.members, state.step)
     table = {}
@@ -196,10 +205,14 @@ def member_measures(s: Setup, state: State, proposed: list[ProposalRecord], batc
         members = members_of(state.members, role)
         cosines = adapter_cosines([s.adapters.factors(m.slot) for m in members]).tolist()       # (P, P)
         for i, m in enumerate(members):
-            row = dict(role=role, mu=m.rating.mu, sigma=m.rating.sigma, lr=rates[m.slot])
+            row = dict(
+                role=role,
+                mu=m.rating.mu,
+                sigma=m.rating.sigma,
+                lr=rates[m.slot],
+                cosine=mean(cosines[i][:i] + cosines[i][i + 1:]),           # with the others of its role
+                think=mean(thinks.get(m.name, [])))
             row |= learned(m, batch, grad_norm)
-            row["cosine"] = mean(cosines[i][:i] + cosines[i][i + 1:])       # with the others of its role
-            row["think"] = mean(thinks.get(m.name, []))
             written, verdicts = [], []
             for p in proposed:
                 verdicts += p.attempts.get(m.name, [])
@@ -217,14 +230,20 @@ def mean_complexity(proposed: list[ProposalRecord]) -> dict[str, float]:
     """Returns the means over the programs of valid tasks, by measure."""
     values = {}
     for p in proposed:
-        measures = p.complexity if p.task else {}
-        for name, value in measures.items():
-            values.setdefault(name, []).append(value)
+        if p.task:
+            for name, value in p.complexity.items():
+                values.setdefault(name, []).append(value)
     return {name: mean(own) for name, own in values.items()}
 
 
-def measures(s: Setup, state: State, proposed: list[ProposalRecord], batch: Batch, adv: torch.Tensor,
-             update: dict) -> dict:
+def measures(
+    s: Setup,
+    state: State,
+    proposed: list[ProposalRecord],
+    batch: Batch,
+    adv: torch.Tensor,                  # (N,)
+    update: dict,                       # what rl.update returned
+) -> dict:
     """Returns what a step's line of metrics.jsonl says of the step: overall, by task type and by member."""
     archive = state.archive
     kinds, baseline = {}, {}
@@ -240,9 +259,9 @@ def measures(s: Setup, state: State, proposed: list[ProposalRecord], batch: Batc
     of_students = []
     for m in members_of(state.members, "student"):
         of_students += thinks.get(m.name, [])
-    told = dict(update)                     # what the update says of itself
+    told = dict(update)
     del told["trained_tokens"]              # stands in the totals
-    grad_norm = told.pop("grad_norm")
+    grad_norm = told.pop("grad_norm")       # goes to the members
     return dict(
         **describe(proposed),
         **told,
@@ -337,7 +356,12 @@ def wrong_format(rows: list[dict]) -> str:
     return ""
 
 
-MONITORS = dict(collapse=collapse, gaming=gaming, forgetting=forgetting, flat=flat, format=wrong_format)
+MONITORS = dict(
+    collapse=collapse,
+    gaming=gaming,
+    forgetting=forgetting,
+    flat=flat,
+    format=wrong_format)
 
 
 def alarms(rows: list[dict]) -> dict[str, str]:
@@ -353,7 +377,16 @@ def alarms(rows: list[dict]) -> dict[str, str]:
 
 # --- the terminal -------------------------------------------------------------------------------------------
 
-WIDTHS = dict(step=5, valid=6, statements=10, solve=6, base=6, heldout=7, think=6, reward=6, unique=6)
+WIDTHS = dict(                      # of the columns, in characters
+    step=5,
+    valid=6,
+    statements=10,
+    solve=6,
+    base=6,
+    heldout=7,
+    think=6,
+    reward=6,
+    unique=6)
 for role in ROLES:
     WIDTHS[f"best {role[0].upper()}"] = 12
 WIDTHS["sec"] = 6
@@ -363,8 +396,15 @@ HEADER = " ".join(name.rjust(width) for name, width in WIDTHS.items())
 def line(row: dict) -> str:
     """Returns one aligned line of what goes to metrics.jsonl; a dash if something was not measured."""
     cells = [str(row["step"])]
-    for x in (row["valid"], row["statements"], row["solve_rate"], row.get("base_solve"), heldout_mean(row),
-              row["think"], row["teacher_reward"]):
+    measured = [
+        row["valid"],
+        row["statements"],
+        row["solve_rate"],
+        row.get("base_solve"),
+        heldout_mean(row),
+        row["think"],
+        row["teacher_reward"]]
+    for x in measured:
         cells.append("-" if x is None else f"{x:.2f}")
     cells.append(str(row["unique_structures"]))
     for role in ROLES:
@@ -381,10 +421,13 @@ def line(row: dict) -> str:
 
 def ends_about(rows: list[dict], n_left: int) -> str:
     """Returns when a run will end, by the mean seconds of these steps' lines."""
-    seconds = mean(sum(row["seconds"].values()) for row in rows) * n_left
+    seconds = 0.0
+    for row in rows:
+        seconds += sum(row["seconds"].values()) / len(rows) * n_left
     end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
-    day = "" if seconds < 43200 else f" on {end:%d %B}"
-    return f"ends about {end:%H:%M}{day}"
+    if seconds > 43200:
+        return f"ends about {end:%H:%M} on {end:%d %B}"
+    return f"ends about {end:%H:%M}"
 
 
 def format_task(row: dict) -> str:

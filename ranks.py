@@ -2,7 +2,8 @@
 
 Every process holds all adapters and keeps the same records. Rows are dealt out in `generate`, micro-batches
 in `rl`. What only one process can know (verdicts, the run's directory, a child) comes from process 0 as JSON
-text: nothing is unpickled. """
+text: nothing is unpickled.
+"""
 import ctypes
 import json
 import os

@@ -7,7 +7,8 @@
     out/NAME/best                                 a link to the step_N whose students did best at a probe
 
 A checkpoint is written under a temporary name and renamed: a kill at any moment leaves the previous one
-whole. Resuming cuts the logs back to where they were then, so that no step stands there twice. """
+whole. Resuming cuts the logs back to where they were then, so that no step stands there twice.
+"""
 import contextlib
 import dataclasses
 import datetime

@@ -142,11 +142,13 @@ def why_stop(stopped: list[str], begun: dict[str, str], halt_on: tuple[str, ...]
 def remember(state: State, proposed: list[ProposalRecord], n_heldout: int) -> None:
     """Adds a step's valid tasks to the archive. A base without held-out tasks is probed on the first of
     them."""
-    valid = [p for p in proposed if p.task]
-    for p in valid:
-        state.archive.add(p.task, p.structure)
+    valid = []
+    for p in proposed:
+        if p.task:
+            state.archive.add(p.task, p.structure)
+            valid.append(p.task)
     if not state.heldout:
-        state.heldout = [p.task for p in valid[:n_heldout]]
+        state.heldout = valid[:n_heldout]
 
 
 def rate_matches(pairs: list[tuple[Member, Member]], proposed: list[ProposalRecord], step: int) -> list[dict]:
@@ -154,13 +156,14 @@ def rate_matches(pairs: list[tuple[Member, Member]], proposed: list[ProposalReco
     rate."""
     rows = []
     for teacher, student in pairs:
-        tasks = [p for p in proposed if p.teacher is teacher]
-        verdicts = []
-        for p in tasks:
-            verdicts += p.attempts.get(student.name, [])
+        verdicts, sandbox_failed = [], False        # of this match
+        for p in proposed:
+            if p.teacher is teacher:
+                verdicts += p.attempts.get(student.name, [])
+                sandbox_failed = sandbox_failed or p.unjudged
         solve_rate = selfplay.solve_rate(verdicts)
-        if solve_rate is None and any(p.unjudged for p in tasks):
-            continue                                # the sandbox failed: nobody has won
+        if solve_rate is None and sandbox_failed:
+            continue                                # nobody has won
         expected = RATINGS.p_win(student.rating, teacher.rating)
         winner = evolve.winner_of(solve_rate, expected)
         better, worse = student, teacher            # of a draw in this order, too
