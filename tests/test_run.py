@@ -52,9 +52,11 @@ def copy(whole, tmp_path) -> Path:
 
 
 def begin(step: int, *launcher: str, **flags) -> subprocess.Popen:
-    """Starts the run as a process of its own, up to the line of this step."""
-    process = subprocess.Popen([sys.executable, *launcher, "train.py", *words(**flags)], cwd=ROOT, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    """Starts the run as a process of its own, up to the line of this step; in another directory, and where Python does not look for
+    modules beside the program."""
+    process = subprocess.Popen([sys.executable, *launcher, str(ROOT / "train.py"), *words(**flags)], cwd=flags["out"], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                               env=os.environ | dict(PYTHONSAFEPATH="1", OMP_NUM_THREADS="1"))
     for row in process.stdout:
         if row.split()[:1] == [str(step)]:
             return process
@@ -184,6 +186,7 @@ def test_only_whole_checkpoints_count_and_the_last_stay(tmp_path):
     held.prune(1)
     assert held.steps() == [1, 10] and held.best() == "step_1"
     held.append("tasks.jsonl", [{"a": 2}, {"a": float("nan")}])
+    assert str(RunDir(tmp_path / "a b", writes=False)) == f"'{tmp_path}/a b'", "what is printed can be pasted"
     assert held.rows("tasks.jsonl") == [{"a": 2}, {"a": None}], "JSON has no NaN"
 
 
@@ -339,7 +342,8 @@ def test_a_run_halts_with_a_checkpoint_and_goes_on(flags, whole, tmp_path, monke
     with pytest.raises(Stopped, match=r"^halted by --halt-on \(collapse: .*\): saved before step 2; go on with --resume ") as halted:
         play(**flags(tmp_path, **changes))
     assert halted.value.code == 3 and RunDir(tmp_path / "run", writes=False).steps()[-1] == 2
-    assert [list(row["alarms"]) for row in rows(tmp_path / "run")] == [[], ["collapse"]]
+    first, second = rows(tmp_path / "run")
+    assert not first["alarms"] and "collapse" in second["alarms"]
     resumed = play(**flags(tmp_path, resume=tmp_path / "run", **changes))
     assert [row["step"] for row in rows(resumed)] == [0, 1, 2], "an alarm that has begun does not begin again"
 

@@ -160,15 +160,6 @@ def test_whoever_asks_for_every_row_gets_the_last_one(micro_base, tmp_path):
     assert len(rows(early)) == 1 and (early / "step_1" / "state.json").exists()
 
 
-def test_from_another_directory_without_its_own_on_the_path(micro_base, tmp_path):
-    """The bundled base is found, and PYTHONSAFEPATH does not hide the files beside train.py; what is printed can be pasted."""
-    flags = words(**TINY | dict(name="a b", steps=1, pop=2, max_new_tokens=16, out=tmp_path))
-    done = subprocess.run([sys.executable, str(ROOT / "train.py"), *flags], cwd=tmp_path, env=os.environ | dict(PYTHONSAFEPATH="1"),
-                          capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert f"python -m report '{tmp_path / 'a b'}'" in done.stdout
-
-
 @pytest.mark.slow
 def test_two_processes(run, micro_base, tmp_path):
     """torchrun over gloo trains the same population: the same proposals, the same update up to rounding."""
