@@ -44,8 +44,21 @@ GOAL = 0.70                         # of the speedrun
 RULES = "--pop 8 --probe-every 3 --n-heldout 476 --keep 1"
 Work = Callable[[], object]         # what is measured
 SHAPES = {                          # Qwen2.5-Coder's
-    "7b": ModelConfig(152064, 3584, 18944, 28, 28, 4),
-    "0.5b": ModelConfig(151936, 896, 4864, 24, 14, 2, tie_word_embeddings=True),
+    "7b": ModelConfig(
+        vocab_size=152064,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4),
+    "0.5b": ModelConfig(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True),
 }
 
 
@@ -141,7 +154,12 @@ def works(
     return dict(decode=decode, update=update, step=step)
 
 
-def by_peft(args: Namespace, base: Base, adapters: Adapters, members: list[int]) -> Work:
+def by_peft(
+    args: Namespace,
+    base: Base,
+    adapters: Adapters,
+    members: list[int],                     # of each row
+) -> Work:
     """Returns a function that decodes the same rows by PEFT, with mixed adapter_names."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -153,7 +171,8 @@ def by_peft(args: Namespace, base: Base, adapters: Adapters, members: list[int])
         for p in range(1, POP):
             model.load_adapter(f"{folder}/m{p}", f"m{p}")
     model = model.to(base.model.embedding.device).eval()
-    ids = torch.randint(10, base.model.cfg.vocab_size, (len(members), args.prompt), device=model.device)
+    shape = (len(members), args.prompt)
+    ids = torch.randint(10, base.model.cfg.vocab_size, shape, device=model.device)
     names = [f"m{p}" for p in members]
     return partial(
         model.generate,
@@ -175,12 +194,17 @@ def peaks(dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
     n = 8192 if device.type == "cuda" else 1024
     x = torch.randn(n, n, device=device).to(dtype)
     y = torch.empty_like(x)
-    copies = [seconds_of(lambda: y.copy_(x)) for _ in range(9)]
-    products = [seconds_of(lambda: torch.mm(x, x, out=y)) for _ in range(9)]
-    return 2 * x.nbytes / min(copies), 2 * n ** 3 / min(products)
+    copy = min(seconds_of(lambda: y.copy_(x)) for _ in range(9))
+    product = min(seconds_of(lambda: torch.mm(x, x, out=y)) for _ in range(9))
+    return 2 * x.nbytes / copy, 2 * n ** 3 / product
 
 
-def bytes_of_step(args: Namespace, base: Base, adapters: Adapters, rows: int) -> float:
+def bytes_of_step(
+    args: Namespace,
+    base: Base,
+    adapters: Adapters,
+    rows: int,
+) -> float:
     """Returns the bytes that a step of decoding reads, on average: weights, adapters and cache."""
     model, cfg = base.model, base.model.cfg
     weights = sum(p.nbytes for p in model.parameters())
@@ -190,15 +214,18 @@ def bytes_of_step(args: Namespace, base: Base, adapters: Adapters, rows: int) ->
     slots = rows * (args.prompt + args.new / 2)
     width = cfg.num_key_value_heads * cfg.head_dim
     of_slot = 2 * cfg.num_hidden_layers * width         # keys and values
-    return weights + model.embedding.element_size() * (factors + slots * of_slot)
+    size = model.embedding.element_size()
+    return weights + size * (factors + slots * of_slot)
 
 
 def operations_of_update(args: Namespace, base: Base, rows: int) -> float:
     """Returns the operations of an update, without attention and adapters. A weight and token cost 2 in the
     forward pass and 2 in the backward pass, because the weights are frozen."""
-    n_tokens = rows / ATTEMPTS * args.prompt + rows * (args.new - 1)    # a prompt is run once for its answers
+    prompts = rows / ATTEMPTS * args.prompt             # a prompt is run once for its answers
+    n_tokens = prompts + rows * (args.new - 1)
     blocks = sum(layer.weight.numel() for layer in base.model.linears().values())
-    return 4 * (n_tokens * blocks + rows * args.new * base.model.embedding.numel())
+    head = base.model.embedding.numel()
+    return 4 * (n_tokens * blocks + rows * args.new * head)
 
 
 # --- commands -----------------------------------------------------------------------------------------------
@@ -215,7 +242,8 @@ def engine(args: Namespace) -> None:
         base = load_base(args.base, dtype, device)
     adapters = population(base, args.rank)
     moved, computed = peaks(dtype, device)
-    print(f"{device}, {dtype}: a copy moves {moved / 1e9:.4g} GB/s, a product {computed / 1e12:.3g} TFLOP/s")
+    print(f"{device}, {dtype}: a copy moves {moved / 1e9:.4g} GB/s, "
+          f"a product computes {computed / 1e12:.3g} TFLOP/s")
     new = args.new
     for rows in args.rows:
         mixed = [i * POP // rows for i in range(rows)]

@@ -2,10 +2,8 @@
 import sys
 
 import pytest
-import torch
 
 import bench
-from generate import generate
 
 
 def run(monkeypatch, capsys, *words) -> str:
@@ -42,14 +40,6 @@ def test_bytes_and_operations_by_hand(tiny, population):
     assert bench.bytes_of_step(args, tiny, population(tiny), 8) == 4 * (matrices + other + factors + cache)
     # two prompts of 10, eight answers of which 3 tokens are run and 4 are predicted
     assert bench.operations_of_update(args, tiny, 8) == 4 * ((20 + 24) * matrices + 32 * 61 * 32)
-
-
-def test_a_shape_is_drawn_and_decodes(monkeypatch):
-    monkeypatch.setitem(bench.SHAPES, "7b", bench.ModelConfig(97, 32, 48, 2, 4, 2))
-    base = bench.random_base("7b", torch.float32, torch.device("cpu"))
-    assert not base.graphs and not any(p.requires_grad for p in base.model.parameters())
-    rollout = generate(base, bench.population(base, 4), bench.Prompts([[3, 4]] * 2, [0, 7], [(1, 0), (1, 1)]))
-    assert rollout.n_tokens.tolist() == [128, 128] and rollout.logp.isfinite().all()
 
 
 def test_a_speedrun_by_hand(micro_base, tmp_path, monkeypatch, capsys):

@@ -166,9 +166,9 @@ def loss_by_hand(cfg, base, adapters, rollout: Rollout, adv: list[float]) -> tor
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_gradient_and_step_by_hand(tiny, population, algo):
-    """The joint gradient in any micro-batches and chunks of logits, rows of the base among them, and torch's AdamW with it."""
-    adapters, batch, lr = population(tiny), make_batch(30, member=(0, 1, 2, -1)), [1e-2, 3e-3, 1e-3]
+def test_gradient_by_hand(tiny, population, algo):
+    """The joint gradient in micro-batches of any size, rows of the base among them; what is told of it."""
+    adapters, batch = population(tiny), make_batch(30, member=(0, 1, 2, -1))
     adv = rl.advantages(batch, settings(algo))
     loss = loss_by_hand(settings(algo), tiny, adapters, batch.rollout, adv.tolist())
     want = dict(enumerate(torch.autograd.grad(loss, adapters.parameters())))
@@ -176,21 +176,10 @@ def test_gradient_and_step_by_hand(tiny, population, algo):
     for budget in (1, 100, 10 ** 6):
         got = gradients(tiny, adapters, batch, algo=algo, tokens_per_microbatch=budget)
         assert largest(dict(enumerate(got.values())), want) < 1e-5
-    adam, after = adam_of(adapters, *lr), []
-    for p in range(3):
-        mine = [x[p].detach().clone().requires_grad_() for x in adapters.parameters()]
-        for x, grad in zip(mine, want.values()):
-            x.grad = grad[p].clone()
-        torch.nn.utils.clip_grad_norm_(mine, 1.0)
-        torch.optim.AdamW(mine, lr=lr[p], betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0).step()
-        after.append(mine)
-    before = [x.detach().clone() for x in adapters.parameters()]
-    told = learn(tiny, adapters, adam, batch, algo=algo)
+    told = learn(tiny, adapters, adam_of(adapters), batch, algo=algo)
     assert told["trained_tokens"] == batch.rollout.n_tokens[(batch.rollout.member >= 0) & (adv != 0)].sum()
-    for k, x in enumerate(adapters.parameters()):
-        for p in range(3):                  # the first step is lr times the sign of the gradient: where it is tiny, rounding decides
-            sure = want[k][p].abs() > 1e-4
-            assert (x[p] - after[p][k])[sure].abs().max() < 0.01 * lr[p] and (x[p] - before[k][p])[sure].abs().min() > 0.9 * lr[p]
+    norms = [sum(x[p].double().pow(2).sum() for x in want.values()).sqrt().item() for p in range(3)]
+    assert told["grad_norm"] == pytest.approx(norms, rel=1e-3)
 
 
 @pytest.mark.parametrize("targets", [TARGETS, ("k_proj", "gate_proj", "down_proj")])
