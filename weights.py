@@ -75,7 +75,7 @@ def resolve(name: str, weights: bool = True) -> Path:
         return path
     from huggingface_hub import snapshot_download
     small = ["*.json", "*.jsonl", "*.txt", "*.jinja"]
-    with readable(f"{name}: no such directory, and no model of the hub that can be had: give --base a "
+    with readable(f"{name}: no such directory, and no model of the hub that can be had: give a "
                   "directory or an id like Qwen/Qwen2.5-Coder-7B"):
         path = Path(snapshot_download(name, allow_patterns=small, ignore_patterns="*/*"))
         if weights:

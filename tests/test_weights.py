@@ -25,8 +25,7 @@ SHAPES = {
     "qwen3": dict(kind="qwen3", head_dim=16, attention_bias=True),
     "llama, biases everywhere, rope llama3": dict(kind="llama", attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3),
     "llama, rope linear": dict(kind="llama", head_dim=16, rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=1e4)),
-    "mistral, no window": dict(kind="mistral", sliding_window=None, tie_word_embeddings=True),
-    "mistral, a window": dict(kind="mistral", head_dim=16, sliding_window=100)}
+    "mistral": dict(kind="mistral", head_dim=16, sliding_window=100)}
 SINGLE, EMBEDDING, HEAD = "model.safetensors", "model.embed_tokens.weight", "lm_head.weight"
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -170,7 +169,6 @@ BROKEN = {
     "a word too many": (learn_a_word, "a token 6. beyond the model's 61"),
     "an adapter beside it": (put_an_adapter, "adapter beside.*merge it.*or move adapter_config.json away"),
     "quantised": (edit_config(quantization_config=dict(quant_method="gptq", bits=4)), "supported: weights that are not quantized.*int8"),
-    "another architecture": (edit_config(model_type="gpt_neox"), "model_type 'gpt_neox'.*supported: qwen2, qwen3, llama, mistral"),
     "another rope": (edit_config(rope_scaling={"type": "yarn", "factor": 4.0}), "rope_type 'yarn'.*supported: default, linear, llama3")}
 
 
@@ -203,13 +201,12 @@ def test_no_prompt_ends_in_an_end_token(made, end, begin):
     """Though the tokenizer appends one to every text; a token that it puts before a text stays."""
     plain, ends = made(), made()
     around = [(word, plain.token_to_id(word)) for word in [*begin, end]]
-    plain.post_processor = processors.TemplateProcessing(single=[*begin, "$A"], special_tokens=around)
     ends.post_processor = processors.TemplateProcessing(single=[*begin, "$A", end], special_tokens=around)
-    plain, ends = fast(plain, CHATML, eos_token=end), fast(ends, CHATML, eos_token=end)
-    assert ends("a").input_ids[-1] == ends.eos_token_id != plain("a").input_ids[-1]
+    plain, ends = fast(plain, CHATML), fast(ends, CHATML)
+    assert ends("a").input_ids[-1] == ends.convert_tokens_to_ids(end)
     for prompt_format in ("base", "chat", "direct"):
-        for prompt in (Prompt("Why?"), Prompt("Why?", "```output\n")):
-            assert render(prompt, prompt_format, ends).ids == render(prompt, prompt_format, plain).ids
+        prompt = Prompt("Why?", "```output\n")
+        assert render(prompt, prompt_format, ends).ids == render(prompt, prompt_format, plain).ids
 
 
 def test_the_command_compares_and_shows(micro_base, tiny, monkeypatch, capsys):
@@ -288,12 +285,12 @@ def test_what_peft_would_compute_otherwise_is_refused(by_peft, config):
 def test_a_member_is_written_whole_and_as_peft_writes(tiny, population, tmp_path, monkeypatch, micro_base):
     """A whole alpha as an integer; a relative base by its path, which PEFT would look for on the hub; a kill leaves the old files."""
     monkeypatch.chdir(tmp_path)
-    for alpha, given, written in ((8.0, "micro/base", str(micro_base)), (2.5, "somebody/model", "somebody/model")):
+    for alpha, base, written in ((8.0, "micro/base", ["8", str(micro_base)]), (2.5, "somebody/model", ["2.5", "somebody/model"])):
         adapters = population(tiny, 1, alpha=alpha)
-        save_peft(adapters, 0, Path("S2"), given, "hash")
+        save_peft(adapters, 0, Path("S2"), base, "hash")
         config, made_on, factors = read_peft("S2")
-        assert repr(config["lora_alpha"]) in ("8", "2.5") and config["lora_alpha"] == alpha
-        assert (config["base_model_name_or_path"], made_on) == (written, "hash") and same(factors, adapters.factors(0))
+        assert [str(config["lora_alpha"]), config["base_model_name_or_path"]] == written
+        assert made_on == "hash" and same(factors, adapters.factors(0))
 
     def ends_early(tensors, file, metadata):
         file.write_bytes(b"half")
@@ -313,7 +310,6 @@ def edit_last(edit):
 
 REFUSED = {
     "half the tensors": (lambda d: cut(d / TENSORS, 0.6), "no readable PEFT adapter"),
-    "another method": (lambda d: edit_json(d / CONFIG, peft_type="IA3"), "no plain LoRA: its peft_type is 'IA3'"),
     "a key of tomorrow": (lambda d: edit_json(d / CONFIG, use_whatever=dict(strength=1)), "no plain LoRA: its use_whatever"),
     "another rank": (lambda d: edit_json(d / CONFIG, r=2), "not both factors of the rank"),
     "another alpha": (lambda d: edit_json(d / CONFIG, lora_alpha=16), r"rank and alpha \(4, 16\), the others have \(4, 8\).*--alpha"),
