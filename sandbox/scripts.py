@@ -1,14 +1,13 @@
-"""What a whole program of a benchmark meets in its child: standard input and output, and four calls that the
-walls refuse but that programs of contests make. The walls know nothing of this file. A program that undoes
-what it puts in place meets the same refusals as any other."""
+"""Runs a whole program of a benchmark in its child. It gets standard input and output, and stand-ins for four
+calls that the walls refuse but that programs of contests make. The walls know nothing of this file: a program
+that undoes the stand-ins meets the same refusals as any other.
+"""
 import ast
 import atexit
 import builtins
 import os
 import sys
 import types
-
-REGULAR = 0o100600              # mode of a file that its owner reads and writes
 
 
 def give_streams(job: int, start: int) -> int:
@@ -21,12 +20,13 @@ def give_streams(job: int, start: int) -> int:
     return printed
 
 
-def size_of(fd: int) -> os.stat_result:
-    """Stands in for os.fstat, of which only the size is true: the C library's own call would name a path."""
+def size_of(fd: int) -> types.SimpleNamespace:
+    """Stands in for os.fstat, and tells the bytes that are left alone: the C library's call would name a
+    path."""
     here = os.lseek(fd, 0, os.SEEK_CUR)
     size = os.lseek(fd, 0, os.SEEK_END) - here
     os.lseek(fd, here, os.SEEK_SET)
-    return os.stat_result((REGULAR, 0, 0, 1, 0, 0, size, 0, 0, 0))
+    return types.SimpleNamespace(st_size=size)
 
 
 def open_by_name(file: object, *args: object, own_open: object = open, **options: object) -> object:

@@ -98,7 +98,7 @@ def test_what_programs_of_benchmarks_import_is_there(narrow, wide):
     everything = "".join(f"import {name}\n" for name in sorted(IMPORTS)) + "def f(x): return x"
     assert one(narrow, everything).outputs == one(wide, everything).outputs == ("3",)
     for sandbox, name in (narrow, "threading"), (narrow, "subprocess"), (wide, "torch"):
-        assert one(sandbox, f"import {name}\ndef f(x): return x").errors == (f"error: ModuleNotFoundError: No module named '{name}'",)
+        assert one(sandbox, f"import {name}\ndef f(x): return x").errors[0].startswith(f"error: ModuleNotFoundError: No module named '{name}'")
     assert one(narrow, "import os\nos.fstat(0)\ndef f(x): return x").errors[0].startswith("error: PermissionError")
     assert one(narrow, "print(1)", entry=None).outputs == (None,)
 
