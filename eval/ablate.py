@@ -10,8 +10,8 @@ population as it is) generates with a seed, without probes, is the budget of eve
 stops after the step that brings it nearest. Then its students answer held-out tasks. Words behind -- are flags of
 train.py for every arm. Three seeds are a first look; an interval takes five and a verdict eight.
 
-`python -m report OUT` draws it. OUT/contrasts.csv has the differences between arms. OUT/results.jsonl has a line
-for each run, and OUT/results.csv is the same as a table:
+OUT/results.jsonl has a line for each run, OUT/results.csv is the same as a table, and OUT/contrasts.csv has the arms
+compared. `python -m report OUT` draws them.
 
     arm, seed, run, path    the run's logs lie in `path`; an arm of several runs has several lines for a seed
     steps, tokens, spent    `spent` is the share of its budget
@@ -39,8 +39,7 @@ import numpy as np
 import train
 from common import demand, leave, parser_of
 from config import SWITCHED_OFF, Config, config_of, parse_args, spelled
-from eval.answer import BASE, cell, load, marks
-from eval.answer import table as aligned
+from eval.answer import BASE, load, marks, table
 from eval.heldout import FAMILIES, ask, draw, named_tasks
 from eval.stats import covered, holm, interval_of_runs, sign_flip
 from measure import spent
@@ -64,7 +63,8 @@ ARMS = {
     "static": "--tasks micro",
     "pbt": "--lr-spread 8 --lr-mutate 1.25",
 }
-ARMS |= {name: f"--evolve {name}" for name in ("mutation", "crossover", *OPERATORS)}
+for operator in ("mutation", "crossover", *OPERATORS):
+    ARMS[operator] = f"--evolve {operator}"
 USUAL = "no-evolution,uniform,pair,single-long,singles,frozen-teachers"
 # Flags of train.py that this command sets, or that mean nothing for an arm
 OWNED = "base name out init resume seed steps save_every keep show heldout n_heldout probe_every device".split()
@@ -73,7 +73,7 @@ SAMPLES = 4                         # answers at temperature 1, for coverage
 FEWEST = 8                          # seeds below which there is no verdict
 EFFECT = 0.05                       # a lead that counts
 STRIDE = 1000                       # between the seeds of several runs of an arm; --seeds are below it
-MICRO_MINUTES = 0.01                # of the bundled base, for each member and step on two cores
+MICRO_MINUTES = 0.01                # of the bundled base, on two cores, for each member and step
 
 
 @dataclass(frozen=True)
@@ -90,20 +90,22 @@ class Run:
 
 def arms_of(args: argparse.Namespace) -> dict[str, dict]:
     """Returns the chosen arms' flags of train.py, full's first. Raises UserError for an arm that cannot be."""
-    words = {name: shlex.split(flags) for name, flags in ARMS.items()}
+    known = dict(ARMS)
     chosen = [FULL, *filter(None, args.arms.split(","))]
     for text in args.arm:
         name, _, flags = text.partition(":")
-        is_new = re.fullmatch(r"[\w.-]+", name) and name not in words
-        demand(is_new and flags.strip(), f'--arm "{text}": give a new name and flags, as in --arm "slow: --lr 3e-4"')
-        words[name] = shlex.split(flags)
+        is_new = re.fullmatch(r"[\w.-]+", name) and name not in known
+        demand(is_new and flags.strip(), f'--arm "{text}": give a new name and flags, as in "slow: --lr 3e-4"')
+        known[name] = flags
         chosen.append(name)
     arms = {}
     for name in chosen:
-        demand(name in words, f"--arms {name}: give some of {', '.join(words)}")
-        own, given = parse_args(None, words[name]), parse_args(None, args.train + words[name])
-        owned = [spelled(flag) for flag in OWNED if flag in given]
-        demand(not owned, f"arm {name}: {', '.join(owned)} cannot be an arm's flag, because this command sets it")
+        demand(name in known, f"--arms {name}: give some of {', '.join(known)}")
+        words = shlex.split(known[name])
+        own = parse_args(None, words)
+        given = parse_args(None, args.train + words)
+        for flag in OWNED:
+            demand(flag not in given, f"arm {name}: {spelled(flag)} is set by this command and is no arm's flag")
         if "single" not in given:
             given.setdefault("pop", args.pop)
         for is_on, idle in SWITCHED_OFF.values():
@@ -116,12 +118,14 @@ def arms_of(args: argparse.Namespace) -> dict[str, dict]:
 
 def settled(args: argparse.Namespace, arms: dict[str, dict]) -> Config:
     """Returns full's configuration. Raises UserError for whatever could end a run that is still to come."""
+    there = set(FAMILIES)
+    if args.heldout:
+        there = {p.kind for p in read_tasks(args.heldout)}
     configs = []
     for flags in arms.values():
         cfg, _, _ = resolved(config_of(flags | dict(base=args.base)), Ranks.join(args.device))
-        there = {p.kind for p in read_tasks(args.heldout)} if args.heldout else FAMILIES
-        missing = sorted(set(cfg.task_types) - set(there))
-        demand(not missing, f"there are no held-out tasks of {', '.join(missing)}: give --heldout FILE with some")
+        for kind in cfg.task_types:
+            demand(kind in there, f"there are no held-out tasks of type {kind}: give --heldout FILE with some")
         configs.append(cfg)
     return configs[0]
 
@@ -152,17 +156,19 @@ def plan(args: argparse.Namespace, arms: dict[str, dict]) -> list[Run]:
 def show_plan(args: argparse.Namespace, runs: list[Run]) -> None:
     """Prints the runs that are to come, and about how long they take."""
     rows = read(args.out)
-    done = {row["run"] for row in rows}
-    todo = [run for run in runs if run.name not in done]
-    for run in todo:
-        print(f"{run.name}: {args.steps} steps" if run.arm == FULL else f"{run.name}: {run.share:g} of full's tokens")
-    budgets = sum(run.share for run in todo)
-    told = "the first run tells"
+    done = [row["run"] for row in rows]
+    budgets = n = 0
+    for run in runs:
+        if run.name not in done:
+            print(f"{run.name}: {run.share:g} of the tokens of full, which has {args.steps} steps")
+            budgets += run.share
+            n += 1
+    each = args.steps * args.pop * MICRO_MINUTES
     if rows:
-        told = f"about {budgets * sum(row['minutes'] for row in rows) / len(done):.0f} as those that are finished took"
-    elif args.base == Config.base:
-        told = f"about {budgets * args.steps * args.pop * MICRO_MINUTES:.0f} on two cores"
-    print(f"{len(todo)} of {len(runs)} runs to come; minutes: {told}")
+        each = statistics.fmean(row["minutes"] / row["spent"] for row in rows)
+    elif args.base != Config.base:
+        each = float("nan")             # nobody knows before the first one
+    print(f"{n} of {len(runs)} runs to come, about {budgets * each:.0f} minutes")
 
 
 # --- a run --------------------------------------------------------------------------------------------------
@@ -200,8 +206,7 @@ def area(rows: list[dict], due: float) -> float:
         if row.get("heldout_greedy"):
             x.append(before / due)
             y.append(statistics.fmean(row["heldout_greedy"].values()))
-    inside = [t for t in x if t < 1]
-    grid = np.array([*inside, 1.0])
+    grid = np.unique(np.minimum([*x, 1.0], 1.0))
     return float(np.trapezoid(np.interp(grid, x, y), grid))
 
 
@@ -239,21 +244,24 @@ def examine(args: argparse.Namespace, run: Run) -> dict[str, float]:
 
     with open_sandbox("auto", cfg.prompt_format) as sandbox:
         setup = replace(setup, sandbox=sandbox)
-        chosen, tested = answers("validation", 1, 0.0, "validation"), answers("test", 1, 0.0, "test")
-        sampled = answers("test", SAMPLES, 1.0, "sampled") if args.measure == "coverage" else {}
+        chosen = answers("validation", 1, 0.0, "validation")
+        tested = answers("test", 1, 0.0, "test")
+        sampled = {}
+        if args.measure == "coverage":
+            sampled = answers("test", SAMPLES, 1.0, "sampled")
     validation, test = {}, {}           # student -> mean accuracy of the types
     for name in slots:
-        validation[name] = statistics.fmean(members[name].mean() for members in chosen.values())
-        test[name] = statistics.fmean(members[name].mean() for members in tested.values())
+        for scores, found in ((validation, chosen), (test, tested)):
+            scores[name] = float(np.mean([members[name].mean() for members in found.values()]))
     best = max(validation, key=validation.get)
-    found = dict(end=statistics.fmean(test.values()), deployed=test[best], validation=validation[best])
+    record = dict(end=statistics.fmean(test.values()), deployed=test[best], validation=validation[best])
     chances = []
     for members in sampled.values():
-        right = np.array([members[name].sum(1) for name in slots], int)         # (students, tasks)
-        chances += [covered(column, SAMPLES, SAMPLES) for column in right.T.tolist()]
+        for right in zip(*map(members.get, slots)):     # of each student its answers to one task
+            chances.append(covered(np.sum(right, 1).astype(int).tolist(), SAMPLES, SAMPLES))
     if chances:
-        found["coverage"] = statistics.fmean(chances)
-    return found
+        record["coverage"] = statistics.fmean(chances)
+    return record
 
 
 def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
@@ -269,6 +277,9 @@ def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
         metrics = train_run(args, run, due)
         path = args.out / run.name
         tokens = spent(metrics)[-1]
+        seconds = 0.0
+        for row in metrics:
+            seconds += sum(row["seconds"].values())
         births, helped = births_of(metrics, RunDir(path, writes=False).rows("genealogy.jsonl"))
         row = done[run.name] = dict(
             arm=run.arm,
@@ -278,7 +289,7 @@ def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
             steps=len(metrics),
             tokens=tokens,
             spent=tokens / (due or tokens),
-            minutes=sum(sum(row["seconds"].values()) for row in metrics) / 60,
+            minutes=seconds / 60,
             births=births,
             helped=helped,
             area=area(metrics, due or tokens),
@@ -305,15 +316,15 @@ def write(out: Path, rows: list[dict]) -> None:
     write_csv(out / "results.csv", rows)
 
 
-def write_csv(file: Path, rows: list[dict]) -> None:
-    """Writes rows as a table with a column for every key."""
+def write_csv(path: Path, rows: list[dict]) -> None:
+    """Writes dicts as a table, with a column for every key."""
     names = {}
     for row in rows:
         names |= row
-    with open(file, "w", newline="") as f:
-        table = csv.DictWriter(f, names)
-        table.writeheader()
-        table.writerows(rows)
+    with open(path, "w", newline="") as f:
+        writer = csv.DictWriter(f, names)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def by_arm(rows: list[dict], measure: str) -> dict[str, dict[int, float]]:
@@ -338,8 +349,13 @@ def contrasts(rows: list[dict], measure: str, pairs: list[tuple[str, str]]) -> l
         seeds = sorted(values[one].keys() & values[other].keys())
         x = np.array([values[one][seed] - values[other][seed] for seed in seeds])
         if seeds:
-            lines.append(dict(contrast=f"{one} - {other}", seeds=len(seeds), difference=float(x.mean()),
-                              interval=interval_of_runs(x) or "", p=sign_flip(x)))
+            lines.append(dict(
+                measure=measure,
+                contrast=f"{one} - {other}",
+                seeds=len(seeds),
+                difference=float(x.mean()),
+                interval=interval_of_runs(x) or "",
+                p=sign_flip(x)))
     for line, p in zip(lines, holm([line["p"] for line in lines])):
         line["p_holm"] = p
         line["verdict"] = "ahead" if line["difference"] > 0 else "behind"
@@ -350,16 +366,15 @@ def contrasts(rows: list[dict], measure: str, pairs: list[tuple[str, str]]) -> l
     return lines
 
 
-def table(rows: list[dict], measure: str, pairs: list[tuple[str, str]]) -> str:
-    """Returns the means of each arm, the contrasts, and the runs that missed their budget by 5%, as text."""
+def means(rows: list[dict]) -> list[dict]:
+    """Returns the means of each arm's measures."""
     lines = {}
     for name in ("steps", *MEASURES, "births", "helped"):
         if all(name in row for row in rows):
             for arm, seeds in by_arm(rows, name).items():
                 line = lines.setdefault(arm, dict(arm=arm, seeds=len(seeds)))
                 line[name] = statistics.fmean(seeds.values())
-    missed = [f"{row['run']} spent {row['spent']:.2f} of its budget" for row in rows if abs(row["spent"] - 1) > 0.05]
-    return "\n\n".join([aligned(list(lines.values())), measure, aligned(contrasts(rows, measure, pairs)), *missed])
+    return list(lines.values())
 
 
 # --- the command --------------------------------------------------------------------------------------------
@@ -403,14 +418,16 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(words[:at])
     args.train = words[at + 1:]
     if args.source:
-        rows = [row for path in args.source for row in read(path)]
+        rows = []
+        for path in args.source:
+            rows += read(path)
         pairs = pairs_of(args, list(dict.fromkeys(row["arm"] for row in rows)))
     else:
-        seeds = ",".join(args.seeds).split(",")
-        demand(all(re.fullmatch(r"\d{1,3}", seed) for seed in seeds), f"--seeds {' '.join(args.seeds)}: give whole "
-               f"numbers below {STRIDE}, as in --seeds 0 1 2")
-        args.seeds = sorted(set(map(int, seeds)))
+        seeds = ",".join(args.seeds)
+        demand(re.fullmatch(r"\d{1,3}(,\d{1,3})*", seeds), f"--seeds {seeds}: give numbers below {STRIDE}: --seeds 0 1 2")
+        args.seeds = sorted(set(map(int, seeds.split(","))))
         demand(args.pop > 0 and args.pop % 2 == 0, f"--pop {args.pop}: give an even number")
+        demand("pop" not in parse_args(None, args.train), "--pop is this command's flag: put it before --")
         arms = arms_of(args)
         pairs = pairs_of(args, list(arms))
         full = settled(args, arms)
@@ -424,11 +441,12 @@ def main(argv: list[str] | None = None) -> None:
         rows = [row for row in read(args.out) if row["arm"] in arms]
     demand(rows and all(args.measure in row for row in rows), f"--measure {args.measure}: some of these runs lack it; "
            "the command that trained them adds it")
-    print(table(rows, args.measure, pairs))
-    compared = []
-    for line in contrasts(rows, args.measure, pairs):
-        compared.append({name: cell(value) for name, value in line.items()})
-    write_csv((args.source or [args.out])[0] / "contrasts.csv", compared)
+    lines = contrasts(rows, args.measure, pairs)
+    write_csv((args.source or [args.out])[0] / "contrasts.csv", lines)
+    print(f"{table(means(rows))}\n\n{args.measure}\n{table(lines)}")
+    for row in rows:
+        if abs(row["spent"] - 1) > 0.05:
+            print(f"{row['run']} spent {row['spent']:.2f} of its budget: give more --steps, or take a new --out")
 
 
 def write_heldout(args: argparse.Namespace, cfg: Config) -> None:

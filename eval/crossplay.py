@@ -66,18 +66,18 @@ def forgetting(matrix: dict[str, dict[str, np.ndarray]], column: str) -> np.ndar
 
 def show(matrix: dict[str, dict[str, np.ndarray]]) -> str:
     """Returns the matrix, and the forgetting with 95% intervals, as text."""
-    lines = []
+    lines, lost, every = [], [], []
     for row, rates in matrix.items():
         line = dict(students=row)
         for column, rate in rates.items():
             line[f"T@{column}"] = rate.mean()
-        lines.append(line | dict(mean=np.mean([rate.mean() for rate in rates.values()])))
+        lines.append(line)
     *earlier, _ = matrix[BASE]
-    behind = {column: forgetting(matrix, column) for column in earlier}
-    behind["all"] = np.concatenate(list(behind.values()))
-    lost = []
-    for column, x in behind.items():
-        lost.append(dict(teachers=column, forgetting=x.mean(), interval=bootstrap(x).tolist()))
+    for column in earlier:
+        every.append(forgetting(matrix, column))
+        lost.append(dict(teachers=column, forgetting=every[-1].mean(), interval=bootstrap(every[-1]).tolist()))
+    behind = np.concatenate(every)
+    lost.append(dict(teachers="all", forgetting=behind.mean(), interval=bootstrap(behind).tolist()))
     return f"{table(lines)}\n\n{table(lost)}"
 
 
@@ -102,16 +102,20 @@ def main(argv: list[str] | None = None) -> None:
     with open_sandbox("auto", cfg.prompt_format) as sandbox:
         setup = populate(cfg, base, ranks, sandbox)
         known = restore(run, setup, run.steps()[-1]).archive.keys
-        items = []
+        named = []
         for step in steps:
             tasks = new_tasks(setup, restore(run, setup, step), known, args.tasks)
-            items += items_of(setup, [(str(step), str(number), task) for number, task in enumerate(tasks)])
+            for number, task in enumerate(tasks):
+                named.append((str(step), str(number), task))
+        items = items_of(setup, named)
         out = open_results(args, "crossplay", setup, {}, tasks=args.tasks)
-        rows = answer_all(args, out, setup, {BASE: -1}, items, functools.partial(judge, setup))
+        judged = functools.partial(judge, setup)
+        rows = answer_all(args, out, setup, {BASE: -1}, items, judged)
         for step in steps:
-            state = restore(run, setup, step)
-            slots = {f"{step}/{m.name}": m.slot for m in members_of(state.members, "student")}
-            rows += answer_all(args, out, setup, slots, items, functools.partial(judge, setup))
+            slots = {}
+            for m in members_of(restore(run, setup, step).members, "student"):
+                slots[f"{step}/{m.name}"] = m.slot
+            rows += answer_all(args, out, setup, slots, items, judged)
     matrix = {}
     for column, members in marks(rows).items():
         own = {}                        # generation -> its students' rates

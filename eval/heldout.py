@@ -5,9 +5,9 @@
     python -m eval.heldout --base DIR --tasks cruxeval.jsonl    # CRUXEval: cruxeval-o and cruxeval-i
     python -m eval.heldout --run out/NAME --tasks FILE          # your own, as for train.py --tasks
 
-The micro domain's tasks are programs by number of statements, word problems and puzzles that micro/programs.py keeps out of the
-base's training text. A hash of a program says whether it is of the validation or of the test split: choose members on
-validation, make claims on test.
+The micro domain's tasks are programs by number of statements, word problems and puzzles that micro/programs.py keeps
+out of the base's training text. A hash of a program says whether it is of the validation or of the test split:
+choose members on validation, make claims on test.
 """
 import argparse
 import functools
@@ -26,18 +26,17 @@ from verifier import open_sandbox
 
 SEED = 2605                         # of the draws
 PER_SIZE = 60                       # tasks of one family and size
-FAMILIES = {family: (row, SIZES[row]) for row, family in ROWS.items()}
-FAMILIES["code_o_long"] = "out", range(7, 11)           # longer than any program in the base's training text
+FAMILIES = tuple(ROWS.values())
 Named = list[tuple[str, str, Task]]                     # (bench, id, task)
 
 
 @functools.cache
 def draw(family: str, split: str, per_size: int) -> list[tuple[str, Task]]:
-    """Returns (size/number, task) of a family in one split, the sizes in turn. Sizes whose programs the base may know
-    are left out."""
-    row, sizes = FAMILIES[family]
+    """Returns (size/number, task) of a family in one split, the sizes in turn. Sizes whose programs the base may
+    know are left out."""
+    row, = [row for row, name in ROWS.items() if name == family]
     columns = []
-    for size in sizes:
+    for size in SIZES[row]:
         if size <= SEEN.get(family, 1):
             continue
         column = {}                     # text -> (id, task): no program comes twice
@@ -52,43 +51,47 @@ def draw(family: str, split: str, per_size: int) -> list[tuple[str, Task]]:
     return list(itertools.chain(*zip(*columns)))
 
 
-def named_tasks(setup: Setup, split: str, file: str = "", benches: str = "", limit: int | None = None) -> Named:
-    """Returns the tasks of a split by benchmark: those of a file, else those of the micro domain; `limit` of each."""
-    if not file:
-        is_micro = setup.base.prompt_format == "micro"
-        known = [family for family in FAMILIES if is_micro or family != "math"]     # whose words are the micro format's
-        usual = [family for family in known if family in ROWS.values()]
-    else:
-        found = tasks_of_file(setup, split, file)
-        known = usual = list(found)
-    chosen = benches.split(",") if benches else usual
-    odd = sorted(set(chosen) - set(known))
-    demand(not odd, f"--bench {', '.join(odd)}: give some of {', '.join(known)}")
-    named = []
-    for bench in chosen:
-        tasks = found[bench] if file else draw(bench, split, PER_SIZE)
-        named += [(bench, id, task) for id, task in tasks[:limit]]
-    return named
-
-
-def tasks_of_file(setup: Setup, split: str, file: str) -> dict[str, list[tuple[str, Task]]]:
-    """Returns bench -> (id, task) of a split of a file of tasks or of CRUXEval's. Raises UserError for an empty split."""
+def of_file(setup: Setup, split: str, file: str) -> dict[str, list[tuple[str, Task]]]:
+    """Returns bench -> (id, task) of a split of CRUXEval's file or of any file of tasks. Raises UserError for an empty
+    split."""
     found = {}
     rows = cruxeval.rows_of(Path(file).read_text(encoding="utf-8"), split)
     if rows:
         for bench, kind in cruxeval.KINDS.items():
             found[bench] = list(cruxeval.tasks_of(rows, kind, "exact", setup.sandbox.run).items())
         return found
-    for number, task in enumerate(selfplay.make_tasks(setup, read_tasks(file), file), 1):
+    tasks = selfplay.make_tasks(setup, read_tasks(file), file)
+    for number, task in enumerate(tasks, 1):
         if split_of(task.message or task.program) == split:
             found.setdefault(task.kind, []).append((str(number), task))
-    demand(found, f"--tasks {file} holds no task of the {split} split, which a hash of the program decides: add tasks")
+    demand(found, f"{file} holds no task of the {split} split, which a hash of the program decides: add tasks")
     return found
+
+
+def named_tasks(setup: Setup, split: str, file: str = "", benches: str = "", limit: int | None = None) -> Named:
+    """Returns the tasks of a split by benchmark, `limit` of each: those of a file, else those of the micro domain.
+    Raises UserError for an unknown benchmark."""
+    found = {}
+    if file:
+        found = of_file(setup, split, file)
+    known = list(found or FAMILIES)
+    if not file and setup.base.prompt_format != "micro":
+        known.remove("math")            # its questions are in the micro format's words
+    named = []
+    for bench in benches.split(",") if benches else known:
+        demand(bench in known, f"--bench {bench}: give some of {', '.join(known)}")
+        tasks = found[bench] if file else draw(bench, split, min(PER_SIZE, limit or PER_SIZE))
+        for id, task in tasks[:limit]:
+            named.append((bench, id, task))
+    return named
 
 
 def items_of(setup: Setup, named: Named) -> list[Item]:
     """Returns tasks as questions."""
-    return [Item(bench, id, selfplay.prompt_student(setup, task), task) for bench, id, task in named]
+    items = []
+    for bench, id, task in named:
+        items.append(Item(bench, id, selfplay.prompt_student(setup, task), task))
+    return items
 
 
 def judge(setup: Setup, asked: list[tuple[Item, str]]) -> list[dict]:
