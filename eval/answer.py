@@ -196,10 +196,11 @@ def open_results(
         for A, B in setup.adapters.factors(slot).values() if slot >= 0 else ():
             digest.update(A.cpu().numpy().tobytes() + B.cpu().numpy().tobytes())
         made[member] = digest.hexdigest()
-    before = out.config() if (out.path / "config.json").exists() else {}
+    file = out.path / "made.json"
+    before = json_object(file.read_text()) if file.exists() else {}
     changed = [key for key in made if before.get(key, made[key]) != made[key]]
     demand(not changed, f"{out.path} holds answers made otherwise ({', '.join(changed)}): give another --out")
-    out.write_json("config.json", before | made)
+    out.write_json(file.name, before | made)
     return out
 
 

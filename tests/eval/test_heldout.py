@@ -1,0 +1,139 @@
+"""Held-out tasks, CRUXEval and cross-play: splits without a common program, put and judged as in training."""
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_run import play
+
+from common import UserError
+from eval import crossplay, heldout, stats
+from eval.answer import RunDir
+from micro import programs
+from sandbox.values import decode
+from tasks import TASK_TYPES, cruxeval
+from tasks.base import SPLITS, split_of
+from tasks.programs import Limits
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "evaldata" / "cruxeval.jsonl"
+ROWS = [("def f(x):\n    return x+1", "4", "5"), ("def f(d, k):\n    return d.get(k)", "dict(a=1), 'a'", "1"),
+        ("def f(g, x):\n    return g(x)", "lambda x: [x], 2", "[2]"), ("def f():\n    return {1: (2,)}", "", "{1: (2,)}"),
+        ("def f(x):\n    return x*2", "'a' * 3", "'aaaaaa'"), ("def f(x):\n    return x-1", "4", "3"), ("def f(x):\n    return x*5", "2", "10")]
+ROWS = [dict(code=code, input=given, output=output, id=f"sample_{i}") for i, (code, given, output) in enumerate(ROWS)]
+
+
+def rows_in(out):
+    return RunDir(out, writes=False).rows("answers.jsonl")
+
+
+def test_no_program_is_in_both_splits_nor_in_the_training_text():
+    for family in heldout.FAMILIES:
+        test, validation = (heldout.draw(family, split, 2) for split in SPLITS)
+        texts = [{task.message or task.program for _, task in tasks} for tasks in (test, validation)]
+        assert not texts[0] & texts[1] and heldout.draw(family, "test", 1) == test[:len(test) // 2], "fewer are the first"
+        for id, task in test + validation:
+            if family.startswith("code"):
+                assert programs.held_out(task.program + "\n"), id
+            elif family == "math":
+                assert programs.held_out("\n".join(line[1:] for line in task.message.splitlines())), id
+    assert [id for id, _ in heldout.draw("logic", "test", 2)] == ["3/0", "4/0", "3/1", "4/1"], "those that the base knows are left out"
+
+
+def test_a_limit_counts_what_it_says_and_tasks_of_one_s_own_are_asked(run, tmp_path):
+    flags = ["--run", str(run), "--device", "cpu", "--out"]
+    heldout.main([*flags, str(tmp_path / "a"), "--bench", "code_o,logic", "--limit", "7"])
+    rows = rows_in(tmp_path / "a")
+    assert Counter((row["bench"], row["member"]) for row in rows) == dict.fromkeys(
+        [(bench, name) for bench in ("code_o", "logic") for name in ("T0", "S0", "S1", "base")], 7)
+    assert {row["verdict"] for row in rows} <= {"correct", "wrong", "malformed"} and any(row["correct"] for row in rows)
+    lines = json.loads((tmp_path / "a/summary.json").read_text())
+    for line in lines:
+        own = [row["correct"] for row in rows if (row["bench"], row["member"]) == (line["bench"], line["member"])]
+        assert line["n"] == 7 and (line["member"].startswith("mean") or line["accuracy"] == pytest.approx(np.mean(own)))
+    programs_of_mine = [f"def f(x):\n x+={i}\n return x" for i in range(6)]
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text("".join(json.dumps(dict(kind="code_o", program=text, input="2")) + "\n" for text in programs_of_mine))
+    for split in SPLITS:
+        heldout.main([*flags, str(tmp_path / split), "--tasks", str(mine), "--split", split])
+        asked = {int(row["id"]) for row in rows_in(tmp_path / split)}
+        assert asked == {i for i, text in enumerate(programs_of_mine, 1) if split_of(text) == split} and asked
+    for words, match in ((["--bench", "code_0"], "--bench code_0: give some of code_o"), (["--split", "test"], "made otherwise .*split")):
+        with pytest.raises(UserError, match=match):
+            heldout.main([*flags, str(tmp_path / "validation"), *words])
+
+
+def test_cruxeval_s_expressions_are_evaluated_once(sandbox):
+    asked = []
+
+    def run(jobs):
+        asked.extend(jobs)
+        return sandbox.run(jobs)
+    tasks = cruxeval.tasks_of(ROWS, "code_o", "exact", run)
+    assert [task.inputs[0] for task in tasks.values()] == ["4", "{'a': 1}, 'a'", "lambda x: [x], 2", "", "'aaa'", "4", "2"]
+    assert [decode(task.outputs[0]) for task in tasks.values()] == [5, 1, [2], {1: (2,)}, "aaaaaa", 3, 10]
+    assert len(asked) == 1 + 3, "the golds together, and each expression"
+    inverse = cruxeval.tasks_of(ROWS, "code_i", "exact", sandbox.run)
+    assert tasks.keys() - inverse.keys() == {"sample_2", "sample_3"}, "no literal answers these"
+    hostile = [ROWS[0] | dict(input=text) for text in ("__import__('os').fork()", "open('/etc/passwd')")]
+    for row in hostile:
+        task, = cruxeval.tasks_of([row], "code_o", "exact", sandbox.run).values()
+        assert task.inputs == (row["input"],), "shown as it is written"
+    with pytest.raises(UserError, match="sample_0 has an output that cannot be read"):
+        cruxeval.tasks_of([ROWS[0] | dict(output="open('x')")], "code_o", "exact", sandbox.run)
+    assert cruxeval.rows_of("no file of it") == []
+
+
+def test_cruxeval_is_asked_as_in_training(run, tmp_path):
+    (tmp_path / "cruxeval.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    seen = Counter()
+    for split in SPLITS:
+        heldout.main(["--adapters", str(run / "step_3/S0"), "--device", "cpu", "--tasks", str(tmp_path / "cruxeval.jsonl"), "--split", split,
+                      "--out", str(tmp_path / split)])
+        seen += Counter((row["bench"], row["id"]) for row in rows_in(tmp_path / split))
+    assert seen == {(bench, row["id"]): 2 for bench in cruxeval.KINDS for row in ROWS
+                    if bench == "cruxeval-o" or row["id"] not in ("sample_2", "sample_3")}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the published file in ../shared/evaldata")
+def test_every_published_answer_passes(sandbox):
+    """code_i's inputs; code_o's outputs are the golds."""
+    rows, limits, kind = cruxeval.rows_of(SHARED.read_text()), Limits.for_format("direct"), TASK_TYPES["code_i"]
+    tasks = cruxeval.tasks_of(rows, "code_i", "exact", sandbox.run)
+    jobs = [kind.answer_jobs(task, [task.inputs[0]], limits)[0] for task in tasks.values()]
+    verdicts = [kind.judge(task, [task.inputs[0]], [found], limits) for task, found in zip(tasks.values(), sandbox.run(jobs))]
+    assert len(rows) == 800 and verdicts == [["correct"]] * 796
+
+
+# ---- cross-play --------------------------------------------------------------------------------------------
+
+def test_forgetting_is_not_the_luck_of_the_best_of_many():
+    rng = np.random.default_rng(0)
+    n = 4000
+    same = {str(g): {"1": (rng.random(n) < 0.5).astype(float)} for g in range(10)}      # nothing is forgotten
+    naive = max(same[str(g)]["1"].mean() for g in range(1, 9)) - same["9"]["1"].mean()
+    behind = crossplay.forgetting(same, "1")
+    assert behind.mean() < naive and stats.bootstrap(behind)[0] < 0
+    same["3"]["1"] = (rng.random(n) < 0.7).astype(float)        # one that was better
+    assert crossplay.forgetting(same, "1").mean() == pytest.approx(same["3"]["1"].mean() - same["9"]["1"].mean())
+    same["0"]["1"] = np.ones(n)                                 # the base is no generation
+    assert crossplay.forgetting(same, "1").mean() < 0.3
+
+
+@pytest.mark.slow
+def test_crossplay_on_a_run(micro_base, tmp_path, capsys):
+    path = play(base=micro_base, out=tmp_path, name="grown", steps=3, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2,
+                max_new_tokens=48, n_heldout=4, evolve_every=1, grace=0, save_every=1, keep=9, device="cpu")
+    flags = ["--run", str(path), "--tasks", "4", "--samples", "1", "--every", "2", "--out", str(tmp_path / "o"), "--device", "cpu"]
+    crossplay.main(flags)
+    told, rows = capsys.readouterr().out, rows_in(tmp_path / "o")
+    assert len(rows) == 2 * 4 * (1 + 2 + 2) and {row["member"].partition("/")[0] for row in rows} == {"base", "1", "3"}
+    own = [row["correct"] for row in rows if row["bench"] == "1" and row["member"].startswith("3/")]
+    last, = [line for line in told.splitlines() if line.startswith("3 ")]
+    assert float(last.split()[1]) == pytest.approx(np.mean(own), abs=5e-4) and "forgetting" in told
+    (tmp_path / "o/answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:7]))
+    crossplay.main(flags)
+    assert capsys.readouterr().out == told, "resumed: the same"
+    with pytest.raises(UserError, match="--keep 1000"):
+        crossplay.main([*flags, "--every", "9"])
