@@ -6,21 +6,22 @@
     python -m eval.ablate --from out/ablate                     # the table of finished runs
 
 The same command goes on where it stopped, and with more --seeds runs only what is missing. What `full` (the
-population as it is) generates with a seed, without probes, is the budget of every other arm with this seed. A run
-stops after the step that brings it nearest. Then its students answer held-out tasks. Words behind -- are flags of
-train.py for every arm. Three seeds are a first look; an interval takes five and a verdict eight.
+population as it is) generates with a seed, without probes, is the budget of every other arm with this seed.
+A run stops after the step that brings it nearest. Then its students answer held-out tasks. Words behind --
+are flags of train.py for every arm. Three seeds are a first look; an interval takes five and a verdict
+eight.
 
-OUT/results.jsonl has a line for each run, OUT/results.csv is the same as a table, and OUT/contrasts.csv has the arms
-compared. `python -m report OUT` draws them.
+OUT/results.jsonl has a line for each run, OUT/results.csv is the same as a table, and OUT/contrasts.csv has
+the arms compared. `python -m report OUT` draws them.
 
     arm, seed, run, path    the run's logs lie in `path`; an arm of several runs has several lines for a seed
     steps, tokens, spent    `spent` is the share of its budget
     minutes                 of training
-    area                    the students' mean held-out accuracy over the budget: high where learning comes early
-    end, deployed           accuracy on test tasks: mean of the students; the one that is best on validation tasks
+    area                    the students' held-out accuracy, averaged over the budget
+    end, deployed           test accuracy: mean of the students; of the one that is best on validation
     validation              accuracy by which that one was chosen
-    coverage                the chance that one of four answers is right, as many from each student (--measure coverage)
-    births, helped          students replaced; those whose parent led the replaced one by .05 at the last probe
+    coverage                (--measure coverage) the chance that one of four answers is right
+    births, helped          students replaced; those whose parent led by .05 at the last probe
 """
 import argparse
 import contextlib
@@ -67,7 +68,8 @@ for operator in ("mutation", "crossover", *OPERATORS):
     ARMS[operator] = f"--evolve {operator}"
 USUAL = "no-evolution,uniform,pair,single-long,singles,frozen-teachers"
 # Flags of train.py that this command sets, or that mean nothing for an arm
-OWNED = "base name out init resume seed steps save_every keep show heldout n_heldout probe_every device".split()
+OWNED = """base name out init resume seed steps plan save_every keep show heldout n_heldout probe_every
+device""".split()
 MEASURES = ("area", "end", "deployed", "coverage")
 SAMPLES = 4                         # answers at temperature 1, for coverage
 FEWEST = 8                          # seeds below which there is no verdict
@@ -89,13 +91,17 @@ class Run:
 # --- before the first run -----------------------------------------------------------------------------------
 
 def arms_of(args: argparse.Namespace) -> dict[str, dict]:
-    """Returns the chosen arms' flags of train.py, full's first. Raises UserError for an arm that cannot be."""
+    """Returns the chosen arms' flags of train.py, full's first. Raises UserError for an arm that cannot
+    be."""
     known = dict(ARMS)
     chosen = [FULL, *filter(None, args.arms.split(","))]
     for text in args.arm:
         name, _, flags = text.partition(":")
         is_new = re.fullmatch(r"[\w.-]+", name) and name not in known
-        demand(is_new and flags.strip(), f'--arm "{text}": give a new name and flags, as in "slow: --lr 3e-4"')
+        demand(
+            is_new and flags.strip(),
+            f'--arm "{text}": give a new name and flags, as in "slow: --lr 3e-4"',
+        )
         known[name] = flags
         chosen.append(name)
     arms = {}
@@ -105,7 +111,10 @@ def arms_of(args: argparse.Namespace) -> dict[str, dict]:
         own = parse_args(None, words)
         given = parse_args(None, args.train + words)
         for flag in OWNED:
-            demand(flag not in given, f"arm {name}: {spelled(flag)} is set by this command and is no arm's flag")
+            demand(
+                flag not in given,
+                f"arm {name}: {spelled(flag)} is set by this command and is no arm's flag",
+            )
         if "single" not in given:
             given.setdefault("pop", args.pop)
         for is_on, idle in SWITCHED_OFF.values():
@@ -125,7 +134,10 @@ def settled(args: argparse.Namespace, arms: dict[str, dict]) -> Config:
     for flags in arms.values():
         cfg, _, _ = resolved(config_of(flags | dict(base=args.base)), Ranks.join(args.device))
         for kind in cfg.task_types:
-            demand(kind in there, f"there are no held-out tasks of type {kind}: give --heldout FILE with some")
+            demand(
+                kind in there,
+                f"there are no held-out tasks of type {kind}: give --heldout FILE with some",
+            )
         configs.append(cfg)
     return configs[0]
 
@@ -143,12 +155,15 @@ def plan(args: argparse.Namespace, arms: dict[str, dict]) -> list[Run]:
                     base=args.base,
                     out=str(args.out),
                     seed=own,
-                    steps=args.steps if arm == FULL else args.steps * args.pop,     # it stops at its budget
+                    steps=args.steps
+                    if arm == FULL
+                    else args.steps * args.pop,                                     # it stops at its budget
                     device=args.device,
                     keep=1,
                     heldout=args.heldout or str(args.out / "heldout.jsonl"),
                     n_heldout=args.limit,
-                    probe_every=5)
+                    probe_every=5,
+                )
                 runs.append(Run(arm, seed, name, 1 / n, flags | ours))
     return runs
 
@@ -174,8 +189,8 @@ def show_plan(args: argparse.Namespace, runs: list[Run]) -> None:
 # --- a run --------------------------------------------------------------------------------------------------
 
 def train_run(args: argparse.Namespace, run: Run, due: float | None) -> list[dict]:
-    """Trains a run until it has spent `due` tokens; full, which has None, for all of its steps. Returns its metrics.
-    What is on the disk counts."""
+    """Trains a run until it has spent `due` tokens; full, which has None, for all of its steps. Returns its
+    metrics. What is on the disk counts."""
     directory = RunDir(args.out / run.name, writes=False)
     last = max(directory.steps(), default=0)
     rows = directory.rows("metrics.jsonl")[:last]       # of the steps that a resumed run keeps
@@ -194,13 +209,15 @@ def train_run(args: argparse.Namespace, run: Run, due: float | None) -> list[dic
         place = dict(resume=str(directory.path)) if last else dict(name=run.name)
         with open(args.out / f"{run.name}.log", "a") as log, contextlib.redirect_stdout(log):
             train.main(config_of(run.flags | place), enough)
-        demand(is_done(), f"{run.name} ended before its budget was spent: the same command goes on with it")
+        demand(
+            is_done(), f"{run.name} ended before its budget was spent: the same command goes on with it"
+        )
     return rows
 
 
 def area(rows: list[dict], due: float) -> float:
-    """Returns the students' mean held-out accuracy, averaged over the budget: the area under the line through the
-    probes. Each stands at what the steps before it had spent."""
+    """Returns the students' mean held-out accuracy, averaged over the budget: the area under the line
+    through the probes. Each stands at what the steps before it had spent."""
     x, y = [], []
     for before, row in zip([0, *spent(rows)], rows):
         if row.get("heldout_greedy"):
@@ -211,8 +228,8 @@ def area(rows: list[dict], due: float) -> float:
 
 
 def births_of(metrics: list[dict], genealogy: list[dict]) -> tuple[int, int]:
-    """Returns how many students were replaced, and how many of them by a child of which a parent led by EFFECT at the
-    last probe. A member that no probe knows has no lead."""
+    """Returns how many students were replaced, and how many of them by a child of which a parent led by
+    EFFECT at the last probe. A member that no probe knows has no lead."""
     births = helped = 0
     for birth in genealogy:
         if birth["victim"]["role"] != "student":
@@ -232,13 +249,23 @@ def examine(args: argparse.Namespace, run: Run) -> dict[str, float]:
     directory = RunDir(args.out / run.name, writes=False)
     cfg = config_of(directory.config())
     last = directory.path / f"step_{directory.steps()[-1]}"
-    students = sorted(last.glob("S*")) or sorted(last.glob("T*"))       # --single's only adapter is called T0
-    setup, slots = load(argparse.Namespace(**vars(cfg) | dict(run="", adapters=students, rollout_batch=None)))
+    students = sorted(last.glob("S*")) or sorted(
+        last.glob("T*")
+    )                                                                   # --single's only adapter is called T0
+    setup, slots = load(
+        argparse.Namespace(**vars(cfg) | dict(run="", adapters=students, rollout_batch=None))
+    )
     del slots[BASE]
 
     def answers(split: str, samples: int, temperature: float, name: str) -> dict:
-        own = argparse.Namespace(seed=0, samples=samples, temperature=temperature, split=split, tasks=args.heldout,
-                                 out=directory.path / name)
+        own = argparse.Namespace(
+            seed=0,
+            samples=samples,
+            temperature=temperature,
+            split=split,
+            tasks=args.heldout,
+            out=directory.path / name,
+        )
         named = named_tasks(setup, split, args.heldout, ",".join(cfg.task_types), args.limit)
         return marks(ask(own, setup, slots, named, name)[1])
 
@@ -293,12 +320,16 @@ def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
             births=births,
             helped=helped,
             area=area(metrics, due or tokens),
-            **examine(args, run))
+            **examine(args, run),
+        )
         write(args.out, list(done.values()))
         n += 1
         ends = time.localtime(time.time() + (time.time() - began) / n * (len(runs) - number))
-        print(f"{number} of {len(runs)}: {run.name}, {row['steps']} steps, {tokens:,} tokens, {args.measure} "
-              f"{row[args.measure]:.3f}; all end about {time.strftime('%a %H:%M', ends)}", flush=True)
+        print(
+            f"{number} of {len(runs)}: {run.name}, {row['steps']} steps, {tokens:,} tokens, {args.measure} "
+            f"{row[args.measure]:.3f}; all end about {time.strftime('%a %H:%M', ends)}",
+            flush=True,
+        )
 
 
 # --- results ------------------------------------------------------------------------------------------------
@@ -328,7 +359,8 @@ def write_csv(path: Path, rows: list[dict]) -> None:
 
 
 def by_arm(rows: list[dict], measure: str) -> dict[str, dict[int, float]]:
-    """Returns arm -> seed -> a measure. Several runs of a seed have their mean, but one deployed student of all."""
+    """Returns arm -> seed -> a measure. Several runs of a seed have their mean, but one deployed student of
+    all."""
     found = {}
     for row in rows:
         found.setdefault(row["arm"], {}).setdefault(row["seed"], []).append(row)
@@ -341,21 +373,24 @@ def by_arm(rows: list[dict], measure: str) -> dict[str, dict[int, float]]:
 
 
 def contrasts(rows: list[dict], measure: str, pairs: list[tuple[str, str]]) -> list[dict]:
-    """Returns for each pair of arms the first one's measure less the other's, paired by seed, with an interval and with
-    p corrected for all pairs (Holm)."""
+    """Returns for each pair of arms the first one's measure less the other's, paired by seed, with an
+    interval and with p corrected for all pairs (Holm)."""
     values = by_arm(rows, measure)
     lines = []
     for one, other in pairs:
         seeds = sorted(values[one].keys() & values[other].keys())
         x = np.array([values[one][seed] - values[other][seed] for seed in seeds])
         if seeds:
-            lines.append(dict(
-                measure=measure,
-                contrast=f"{one} - {other}",
-                seeds=len(seeds),
-                difference=float(x.mean()),
-                interval=interval_of_runs(x) or "",
-                p=sign_flip(x)))
+            lines.append(
+                dict(
+                    measure=measure,
+                    contrast=f"{one} - {other}",
+                    seeds=len(seeds),
+                    difference=float(x.mean()),
+                    interval=interval_of_runs(x) or "",
+                    p=sign_flip(x),
+                )
+            )
     for line, p in zip(lines, holm([line["p"] for line in lines])):
         line["p_holm"] = p
         line["verdict"] = "ahead" if line["difference"] > 0 else "behind"
@@ -385,19 +420,35 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     add("--base", default=Config.base)
     add("--arms", default=USUAL, help=f"beside full, with commas, of {', '.join(ARMS)} ({USUAL})")
-    add("--arm", action="append", default=[], help='one of your own, "name: --flag value ..."; several times')
+    add(
+        "--arm",
+        action="append",
+        default=[],
+        help='one of your own, "name: --flag value ..."; several times',
+    )
     add("--seeds", nargs="+", default=["0,1,2"], help=f"whole numbers below {STRIDE}")
     add("--steps", type=int, default=None, help="of full; default: as train.py")
     add("--pop", type=int, default=8)
     add("--limit", type=int, default=72, help="held-out tasks of each type and split")
-    add("--heldout", default="", metavar="FILE", help="held-out tasks of your own, such as a type of your own needs")
+    add(
+        "--heldout",
+        default="",
+        metavar="FILE",
+        help="held-out tasks of your own, such as a type of your own needs",
+    )
     add("--out", type=Path, default=Path("out/ablate"))
     add("--device", default="auto")
     add("--plan", action="store_true", help="only print the runs")
     add("--from", dest="source", type=Path, nargs="+", default=[], metavar="DIR", help="only the table")
     add("--measure", default="deployed", choices=MEASURES)
     add("--reference", default=FULL, help="the arm with which the others are compared")
-    add("--contrast", action="append", default=[], metavar="ONE,OTHER", help="a further pair; several times")
+    add(
+        "--contrast",
+        action="append",
+        default=[],
+        metavar="ONE,OTHER",
+        help="a further pair; several times",
+    )
     return p
 
 
@@ -406,8 +457,10 @@ def pairs_of(args: argparse.Namespace, arms: list[str]) -> list[tuple[str, str]]
     pairs = [(args.reference, arm) for arm in arms if arm != args.reference]
     pairs += [tuple(text.split(",")) for text in args.contrast]
     for pair in [(args.reference, args.reference), *pairs]:
-        demand(len(pair) == 2 and set(pair) <= set(arms), f"--reference, --contrast: {','.join(pair)} is not two of the "
-               f"arms {', '.join(arms)}")
+        demand(
+            len(pair) == 2 and set(pair) <= set(arms),
+            f"--reference, --contrast: {','.join(pair)} is not two of the arms {', '.join(arms)}",
+        )
     return pairs
 
 
@@ -416,7 +469,7 @@ def main(argv: list[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else argv
     at = words.index("--") if "--" in words else len(words)
     args = parser().parse_args(words[:at])
-    args.train = words[at + 1:]
+    args.train = words[at + 1 :]
     if args.source:
         rows = []
         for path in args.source:
@@ -424,10 +477,15 @@ def main(argv: list[str] | None = None) -> None:
         pairs = pairs_of(args, list(dict.fromkeys(row["arm"] for row in rows)))
     else:
         seeds = ",".join(args.seeds)
-        demand(re.fullmatch(r"\d{1,3}(,\d{1,3})*", seeds), f"--seeds {seeds}: give numbers below {STRIDE}: --seeds 0 1 2")
+        demand(
+            re.fullmatch(r"\d{1,3}(,\d{1,3})*", seeds),
+            f"--seeds {seeds}: give numbers below {STRIDE}: --seeds 0 1 2",
+        )
         args.seeds = sorted(set(map(int, seeds.split(","))))
         demand(args.pop > 0 and args.pop % 2 == 0, f"--pop {args.pop}: give an even number")
-        demand("pop" not in parse_args(None, args.train), "--pop is this command's flag: put it before --")
+        demand(
+            "pop" not in parse_args(None, args.train), "--pop is this command's flag: put it before --"
+        )
         arms = arms_of(args)
         pairs = pairs_of(args, list(arms))
         full = settled(args, arms)
@@ -439,22 +497,31 @@ def main(argv: list[str] | None = None) -> None:
         write_heldout(args, full)
         run_all(args, runs)
         rows = [row for row in read(args.out) if row["arm"] in arms]
-    demand(rows and all(args.measure in row for row in rows), f"--measure {args.measure}: some of these runs lack it; "
-           "the command that trained them adds it")
+    demand(
+        rows and all(args.measure in row for row in rows),
+        f"--measure {args.measure}: some of these runs lack it; the command that trained them adds it",
+    )
     lines = contrasts(rows, args.measure, pairs)
     write_csv((args.source or [args.out])[0] / "contrasts.csv", lines)
     print(f"{table(means(rows))}\n\n{args.measure}\n{table(lines)}")
     for row in rows:
         if abs(row["spent"] - 1) > 0.05:
-            print(f"{row['run']} spent {row['spent']:.2f} of its budget: give more --steps, or take a new --out")
+            print(
+                f"{row['run']} spent {row['spent']:.2f} of its budget: give more --steps, or take a new --out"
+            )
 
 
 def write_heldout(args: argparse.Namespace, cfg: Config) -> None:
-    """Writes the validation tasks as a file for train.py --heldout, so that probes ask what is asked after a run."""
+    """Writes the validation tasks as a file for train.py --heldout, so that probes ask what is asked after
+    a run."""
     lines = []
     for kind in cfg.task_types if not args.heldout else ():
-        for _, task in draw(kind, "validation", args.limit)[:args.limit]:
-            lines.append(json.dumps(dict(kind=kind, program=task.program, inputs=task.inputs, message=task.message)))
+        for _, task in draw(kind, "validation", args.limit)[: args.limit]:
+            lines.append(
+                json.dumps(
+                    dict(kind=kind, program=task.program, inputs=task.inputs, message=task.message)
+                )
+            )
     (args.out / "heldout.jsonl").write_text("\n".join(lines))
 
 

@@ -32,7 +32,7 @@ from weights import files_hash, load_peft, read_peft
 
 BASE = "base"                       # the bare base's name among the members
 NOT_PLAIN = "not plain"             # the verdict on an answer that plain values cannot judge
-CALL_BATCHES = 4                    # rollout batches of one call of `write`, after which its answers are on the disk
+CALL_BATCHES = 4                    # rollout batches of one call, after which answers are on the disk
 # benchmark -> its published files and their addresses
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 # name, default, help
@@ -61,7 +61,7 @@ class Item:
     gold: object
 
 
-# Takes (item, text) of answers and returns a dict for each: its "verdict", and what else answers.jsonl is to hold
+# Takes (item, text) of answers. Returns a dict for each: its "verdict", and what else answers.jsonl holds
 Judge = Callable[[list[tuple[Item, str]]], list[dict]]
 
 
@@ -73,14 +73,19 @@ def parser(name: str, doc: str, max_new_tokens: int | None = None) -> argparse.A
     for flag, default, help in FLAGS:
         kind = int if default is None else type(default)
         p.add_argument(f"--{flag}", default=default, type=kind, help=help)
-    p.add_argument("--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, checkpoints or runs")
+    p.add_argument(
+        "--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, checkpoints or runs"
+    )
     told = max_new_tokens or "as in training"
-    p.add_argument("--max-new-tokens", type=int, default=max_new_tokens, help=f"tokens of an answer ({told})")
+    p.add_argument(
+        "--max-new-tokens", type=int, default=max_new_tokens, help=f"tokens of an answer ({told})"
+    )
     return p
 
 
 def peft_directories(given: str) -> list[Path]:
-    """Returns the adapters in a run or in a checkpoint, or the PEFT directory itself. Raises UserError for none."""
+    """Returns the adapters in a run or in a checkpoint, or the PEFT directory itself. Raises UserError for
+    none."""
     path = Path(given).expanduser()
     if (path / "adapter_config.json").exists():
         return [path]
@@ -90,8 +95,8 @@ def peft_directories(given: str) -> list[Path]:
 
 
 def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:
-    """Returns the base with the members of --run and --adapters on it, and each one's slot by name. The bare base
-    is the last name, with slot -1."""
+    """Returns the base with the members of --run and --adapters on it, and each one's slot by name. The
+    bare base is the last name, with slot -1."""
     paths = []
     for given in filter(None, [args.run, *args.adapters]):
         paths += peft_directories(given)
@@ -112,14 +117,17 @@ def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:
         max_new_tokens=args.max_new_tokens,
         rollout_batch=args.rollout_batch,
         dtype=args.dtype,
-        dedupe="off")
+        dedupe="off",
+    )
     cfg, _, _ = plan(cfg, ranks)
     base = open_base(cfg, ranks)
     base_hash = files_hash(base.path)
     adapters = None
     if paths:
         layers = set(factors)
-        adapters = Adapters.on(base.model, len(paths), config["r"], config["lora_alpha"], layers, ranks.device)
+        adapters = Adapters.on(
+            base.model, len(paths), config["r"], config["lora_alpha"], layers, ranks.device
+        )
     names = [path.name for path in paths]
     if len(set(names)) < len(names):
         names = ["/".join(path.resolve().parts[-3:]) for path in paths]
@@ -135,7 +143,8 @@ def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:
 # --- published files ----------------------------------------------------------------------------------------
 
 def located(data: str, file: str) -> Path | None:
-    """Returns the path of a published file, perhaps compressed, in the directory `data` or as `data` itself."""
+    """Returns the path of a published file, perhaps compressed, in the directory `data` or as `data`
+    itself."""
     path = Path(data).expanduser()
     for candidate in (path, path / file, path / f"{file}.gz"):
         if candidate.is_file() and candidate.name in (file, f"{file}.gz"):
@@ -151,10 +160,15 @@ def benchmarks(args: argparse.Namespace, known: tuple[str, ...]) -> list[str]:
         if all(located(args.data, file) for file in PUBLISHED[name]):
             there.append(name)
     chosen = args.bench.split(",") if args.bench else there
-    demand(chosen, f"--data {args.data} holds no file of {', '.join(known)}: eval/published.json has their addresses")
+    demand(
+        chosen,
+        f"--data {args.data} holds no file of {', '.join(known)}: eval/published.json has their addresses",
+    )
     for name in chosen:
         demand(name in known, f"--bench {name}: give some of {', '.join(known)}")
-        demand(name in there, f"--data {args.data} lacks a file of {name}. Put it there: {PUBLISHED[name]}")
+        demand(
+            name in there, f"--data {args.data} lacks a file of {name}. Put it there: {PUBLISHED[name]}"
+        )
     return chosen
 
 
@@ -176,10 +190,13 @@ def open_results(
     slots: dict[str, int],
     **more: object,                     # what else the answers depend on
 ) -> RunDir:
-    """Returns the directory of the answers. Raises UserError where it holds answers that were made otherwise, for
-    example by a member that has learned since. Other members and benchmarks may be added."""
-    demand(args.samples == 1 or args.temperature > 0, f"--samples {args.samples} at temperature 0 are as many times "
-           "the same answer: give --temperature 1, too")
+    """Returns the directory of the answers. Raises UserError where it holds answers that were made
+    otherwise, for example by a member that has learned since. Other members and benchmarks may be added."""
+    demand(
+        args.samples == 1 or args.temperature > 0,
+        f"--samples {args.samples} at temperature 0 are as many times "
+        "the same answer: give --temperature 1, too",
+    )
     out = RunDir(args.out or Path(args.run or "out", f"eval-{name}"))
     cfg = setup.cfg
     made = dict(
@@ -190,7 +207,8 @@ def open_results(
         seed=cfg.seed,
         samples=args.samples,
         temperature=args.temperature,
-        **more)
+        **more,
+    )
     for member, slot in slots.items():
         digest = hashlib.sha256()
         for A, B in setup.adapters.factors(slot).values() if slot >= 0 else ():
@@ -199,7 +217,10 @@ def open_results(
     file = out.path / "made.json"
     before = json_object(file.read_text()) if file.exists() else {}
     changed = [key for key in made if before.get(key, made[key]) != made[key]]
-    demand(not changed, f"{out.path} holds answers made otherwise ({', '.join(changed)}): give another --out")
+    demand(
+        not changed,
+        f"{out.path} holds answers made otherwise ({', '.join(changed)}): give another --out",
+    )
     out.write_json(file.name, before | made)
     return out
 
@@ -212,8 +233,8 @@ def answer_all(
     items: list[Item],
     judge: Judge,
 ) -> list[dict]:
-    """Returns everybody's answers to every item, judged, as rows of answers.jsonl. `correct` is None where the
-    sandbox failed (such a row is not written) or plain values cannot judge."""
+    """Returns everybody's answers to every item, judged, as rows of answers.jsonl. `correct` is None where
+    the sandbox failed (such a row is not written) or plain values cannot judge."""
     rows = out.rows("answers.jsonl")
     whole = "".join(json.dumps(row) + "\n" for row in rows)
     (out.path / "answers.jsonl").write_text(whole)      # without half a last line
@@ -224,8 +245,11 @@ def answer_all(
     for item in items:
         rendered = render(item.prompt, base.prompt_format, base.tokenizer)
         length = len(rendered.ids)
-        demand(length + new <= context, f"{item.bench} {item.id} has {length} tokens, which with --max-new-tokens "
-               f"{new} exceed the base's context of {context}")
+        demand(
+            length + new <= context,
+            f"{item.bench} {item.id} has {length} tokens, which with --max-new-tokens "
+            f"{new} exceed the base's context of {context}",
+        )
         for member in slots:
             if (item.bench, item.id, member) not in done:
                 todo.append((rendered.closing, length, item, member))
@@ -235,7 +259,7 @@ def answer_all(
         while todo:
             closing = todo[0][0]
             part = [question for question in todo[:size] if question[0] == closing]     # one call has one
-            del todo[:len(part)]
+            del todo[: len(part)]
             own = answer_part(args, setup, slots, part, judge)
             out.append("answers.jsonl", [row for row in own if row["verdict"] != UNJUDGED])
             rows += own
@@ -251,13 +275,16 @@ def answer_part(
     part: list[tuple],                  # questions of answer_all
     judge: Judge,
 ) -> list[dict]:
-    """Returns the rows of some questions, which are asked side by side. A draw is keyed by item, member and sample."""
+    """Returns the rows of some questions, which are asked side by side. A draw is keyed by item, member and
+    sample."""
     prompts, members, keys, rows, asked = [], [], [], [], []
     for _, _, item, member in part:
         prompts.append(item.prompt)
         members.append(slots[member])
         for sample in range(args.samples):
-            keys.append((args.seed, crc32(f"{item.bench}/{item.id}".encode()), crc32(member.encode()), sample))
+            keys.append(
+                (args.seed, crc32(f"{item.bench}/{item.id}".encode()), crc32(member.encode()), sample)
+            )
             rows.append(dict(bench=item.bench, id=item.id, member=member, sample=sample))
             asked.append(item)
     rollout, texts = write(setup, prompts, members, keys, args.samples, args.temperature)
@@ -273,8 +300,8 @@ def answer_part(
 # --- the table ----------------------------------------------------------------------------------------------
 
 def marks(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
-    """Returns bench -> member -> whether its answers are right (questions, samples). What could not be judged for
-    anybody counts for nobody."""
+    """Returns bench -> member -> whether its answers are right (questions, samples). What could not be
+    judged for anybody counts for nobody."""
     failed = {(row["bench"], row["id"]) for row in rows if row["correct"] is None}
     found = {}
     for row in rows:
@@ -288,8 +315,8 @@ def marks(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def summarise(rows: list[dict]) -> list[dict]:
-    """Returns a dict per benchmark and member, and for the means of students and of teachers: the share of right
-    answers with its interval, malformed ones, the difference to the base, pass@k of k samples."""
+    """Returns a dict per benchmark and member, and for the means of students and of teachers: the share of
+    right answers with its interval, malformed ones, the difference to the base, pass@k of k samples."""
     lines = []
     for bench, members in marks(rows).items():
         groups = {name: [name] for name in members}
@@ -301,7 +328,9 @@ def summarise(rows: list[dict]) -> list[dict]:
             right = np.mean([members[own] for own in names], axis=0)        # (questions, samples)
             n, k = right.shape
             share = right.mean(1)
-            line = dict(bench=bench, member=name, n=n, accuracy=share.mean(), interval=wilson(share.sum(), n))
+            line = dict(
+                bench=bench, member=name, n=n, accuracy=share.mean(), interval=wilson(share.sum(), n)
+            )
             own = [row for row in rows if row["bench"] == bench and row["member"] in names]
             line["malformed"] = np.mean([row["verdict"] == "malformed" for row in own])
             if BASE in members:
@@ -340,7 +369,10 @@ def conclude(out: RunDir, rows: list[dict]) -> None:
     lines = summarise(rows)
     out.write_json("summary.json", lines)
     print(table(lines))
-    reasons = {NOT_PLAIN: "give answers.jsonl to EvalPlus", UNJUDGED: "the sandbox failed, the same command asks again"}
+    reasons = {
+        NOT_PLAIN: "give answers.jsonl to EvalPlus",
+        UNJUDGED: "the sandbox failed, the same command asks again",
+    }
     for verdict, reason in reasons.items():
         ids = sorted({row["id"] for row in rows if row["verdict"] == verdict})
         if ids:

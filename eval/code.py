@@ -4,10 +4,11 @@
     python -m eval.code --base DIR --data HumanEvalPlus.jsonl.gz
     python -m eval.code --self-test --data DIR                  # do the published solutions pass?
 
-Programs run in the sandbox alone, in its wider profile. A program is right if it returns what the published solution returns
-in the same sandbox, with EvalPlus' tolerance for floats. EvalPlus judges some problems by a rule of their own, and some
-results are no plain values. These are not judged here but counted and named, and answers.jsonl has all programs as EvalPlus
-takes them: `grep '"member": "S0"' answers.jsonl > S0.jsonl`, then `evalplus.evaluate --samples S0.jsonl`.
+Programs run in the sandbox alone, in its wider profile. A program is right if it returns what the published
+solution returns in the same sandbox, with EvalPlus' tolerance for floats. EvalPlus judges some problems by
+a rule of their own, and some results are no plain values. These are not judged here but counted and named,
+and answers.jsonl has all programs as EvalPlus takes them: `grep '"member": "S0"' answers.jsonl > S0.jsonl`,
+then `evalplus.evaluate --samples S0.jsonl`.
 """
 import ast
 import base64
@@ -23,7 +24,17 @@ from decimal import Decimal, InvalidOperation
 import numpy as np
 
 from common import Refused, json_object, leave
-from eval.answer import NOT_PLAIN, Item, answer_all, benchmarks, conclude, load, open_results, parser, published_rows
+from eval.answer import (
+    NOT_PLAIN,
+    Item,
+    answer_all,
+    benchmarks,
+    conclude,
+    load,
+    open_results,
+    parser,
+    published_rows,
+)
 from sandbox.parsing import parse
 from sandbox.profiles import PROFILES
 from sandbox.values import decode
@@ -35,29 +46,47 @@ from verifier import Job, Sandbox, Verdict
 BENCHMARKS = ("humaneval+", "mbpp+", "livecodebench")
 MAX_TEXT = PROFILES["eval"].max_text
 MAX_CHARS = 24_000                  # of an answer that is read
-CANONICAL_S, ANSWER_S, SCRIPT_S = 120.0, 20.0, 6.0              # limits of CPU seconds; the last is that of one test
+# CPU seconds of a published solution, of an answer on all inputs, of a program on one LiveCodeBench test
+CANONICAL_S, ANSWER_S, SCRIPT_S = 120.0, 20.0, 6.0
 KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
 # Functions that EvalPlus judges by a rule of their own, not by ==
-OWN_RULE = set("""find_zero similar_elements find_char_long common_in_nested_lists extract_singly larg_nnum
-intersection_array find_dissimilar Diff check_str text_match_three text_starta_endb surface_Area digit_distance_nums
-are_equivalent sum_div""".split())
+OWN_RULE = set(
+    """find_zero similar_elements find_char_long common_in_nested_lists extract_singly larg_nnum
+intersection_array find_dissimilar Diff check_str text_match_three text_starta_endb surface_Area
+digit_distance_nums are_equivalent sum_div""".split()
+)
 # The words of EvalPlus (evalplus/codegen.py) and of LiveCodeBench (lcb_runner/prompts/code_generation.py)
-ASK = ("Please provide a self-contained Python script that solves the following problem in a markdown code block:\n"
-       "```\n{}\n```\n")
-BEGIN = ("Below is a Python script with a self-contained function that solves the problem and passes corresponding tests:\n"
-         "```python\n")
-LIVE_ASK = "### Question:\n{}\n\n### Format: {}\n```python\n{}\n```\n\n### Answer: (use the provided format with backticks)\n\n"
-LIVE_SYSTEM = ("You are an expert Python programmer. You will be given a question (problem specification) and will generate "
-               "a correct Python program that matches the specification and passes all tests. You will NOT return anything "
-               "except for the program.")
-LIVE_STARTER = ("You will use the following starter code to write the solution to the problem and enclose your code within "
-                "delimiters.")
-LIVE_STDIN = ("Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on the "
-              "sample inputs). Enclose your code within delimiters as follows.")
+ASK = (
+    "Please provide a self-contained Python script that solves the following problem in a markdown code "
+    "block:\n```\n{}\n```\n"
+)
+BEGIN = (
+    "Below is a Python script with a self-contained function that solves the problem and passes "
+    "corresponding tests:\n```python\n"
+)
+LIVE_ASK = (
+    "### Question:\n{}\n\n### Format: {}\n```python\n{}\n```\n\n"
+    "### Answer: (use the provided format with backticks)\n\n"
+)
+LIVE_SYSTEM = (
+    "You are an expert Python programmer. You will be given a question (problem specification) and will "
+    "generate a correct Python program that matches the specification and passes all tests. You will NOT "
+    "return anything except for the program."
+)
+LIVE_STARTER = (
+    "You will use the following starter code to write the solution to the problem and enclose your code "
+    "within delimiters."
+)
+LIVE_STDIN = (
+    "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on "
+    "the sample inputs). Enclose your code within delimiters as follows."
+)
 # What LiveCodeBench puts before a program
-MODULES = "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
-PREAMBLE = "".join(f"from {name} import *\n" for name in (MODULES + " builtins typing").split())
-PREAMBLE += f"import {MODULES.replace(' ', ', ')}\nsys.setrecursionlimit(50000)\n"
+MODULES = """string re datetime collections heapq bisect copy math random statistics itertools functools
+operator io sys json""".split()
+PREAMBLE = f"import {', '.join(MODULES)}\nsys.setrecursionlimit(50000)\n"
+for module in (*MODULES, "builtins", "typing"):
+    PREAMBLE += f"from {module} import *\n"
 
 
 # --- problems -----------------------------------------------------------------------------------------------
@@ -80,9 +109,20 @@ def problem_of(bench: str, row: dict) -> Problem:
     """Returns the problem in a row of a published file."""
     if bench == "livecodebench":
         entry = json_object(row["metadata"] or "{}").get("func_name")
-        return Problem(bench, row["question_id"], row["question_content"], entry, starter=row["starter_code"],
-                       packed=(row["public_test_cases"], row["private_test_cases"]))
-    id, prompt, entry, canonical = row["task_id"], row["prompt"], row["entry_point"], row["canonical_solution"]
+        return Problem(
+            bench,
+            row["question_id"],
+            row["question_content"],
+            entry,
+            starter=row["starter_code"],
+            packed=(row["public_test_cases"], row["private_test_cases"]),
+        )
+    id, prompt, entry, canonical = (
+        row["task_id"],
+        row["prompt"],
+        row["entry_point"],
+        row["canonical_solution"],
+    )
     if bench == "humaneval+":
         canonical = prompt + canonical
     inputs = []
@@ -103,9 +143,14 @@ def shown_arguments(prompt: str, entry: str) -> list:
 
 
 def alike(value: object, shown: object, depth: int = 0) -> object:
-    """Returns a value of a JSON file with the types of the one that a prompt shows: JSON has no tuples and no complex
-    numbers. A container deeper than any that is shown is like the one around it."""
-    if depth == 0 and isinstance(value, str) and isinstance(shown, (int, complex)) and re.match(r"[-(\d]", value):
+    """Returns a value of a JSON file with the types of the one that a prompt shows: JSON has no tuples and
+    no complex numbers. A container deeper than any that is shown is like the one around it."""
+    if (
+        depth == 0
+        and isinstance(value, str)
+        and isinstance(shown, (int, complex))
+        and re.match(r"[-(\d]", value)
+    ):
         return complex(value)
     if isinstance(value, dict) and isinstance(shown, dict):
         return {key: alike(item, next(iter(shown.values()))) for key, item in value.items()}
@@ -141,7 +186,8 @@ class NoClasses(pickle.Unpickler):
 
 
 def live_tests(problem: Problem) -> list[tuple[str, str]]:
-    """Returns (input, output) of the tests, which LiveCodeBench packs as JSON or as base64 of zlib of pickled JSON."""
+    """Returns (input, output) of the tests, which LiveCodeBench packs as JSON or as base64 of zlib of
+    pickled JSON."""
     tests = []
     for text in problem.packed:
         if not text.lstrip().startswith("["):
@@ -157,8 +203,8 @@ def live_tests(problem: Problem) -> list[tuple[str, str]]:
 # --- what is asked, and the program in an answer ------------------------------------------------------------
 
 def prompt_of(problem: Problem, prompt_format: str) -> Prompt:
-    """Returns the question in the benchmark's own words. EvalPlus begins the answer of a chat model and ends it with
-    its block."""
+    """Returns the question in the benchmark's own words. EvalPlus begins the answer of a chat model and
+    ends it with its block."""
     if problem.bench == "livecodebench":
         form = LIVE_STARTER if problem.starter else LIVE_STDIN
         user = LIVE_ASK.format(problem.prompt, form, problem.starter or "# YOUR CODE HERE")
@@ -170,9 +216,9 @@ def prompt_of(problem: Problem, prompt_format: str) -> Prompt:
 
 
 def program_of(text: str, problem: Problem) -> str:
-    """Returns the program in an answer, "" where there is none. For LiveCodeBench it is the last block of Python. Else
-    it is the first block with the function, up to where it stops being Python, without what the top level does to
-    show the function at work."""
+    """Returns the program in an answer, "" where there is none. For LiveCodeBench it is the last block of
+    Python. Else it is the first block with the function, up to where it stops being Python, without what
+    the top level does to show the function at work."""
     blocks = [body for tag, body in read_blocks(text) if tag in ("python", "")]
     if problem.bench == "livecodebench":
         return (blocks or [text])[-1]
@@ -184,8 +230,10 @@ def program_of(text: str, problem: Problem) -> str:
     while lines:
         try:
             tree = parse("\n".join(lines), MAX_CHARS)
-        except Refused:
-            lines.pop()
+        except Refused as refused:
+            # the line that is no Python, if the parser says so
+            at = getattr(refused.__context__, "lineno", None) or len(lines) // 2 + 1
+            del lines[min(at, len(lines)) - 1 :]
             continue
         kept = [node for node in tree.body if isinstance(node, KEPT)]
         return ast.unparse(ast.Module(kept, []))
@@ -195,8 +243,8 @@ def program_of(text: str, problem: Problem) -> str:
 # --- verdicts -----------------------------------------------------------------------------------------------
 
 def equal(out: object, gold: object, atol: float) -> bool:
-    """Returns whether a value is right for EvalPlus: by ==, or, with a tolerance, near a value of the same type. Floats
-    have a tolerance of 1e-6 where the problem has none."""
+    """Returns whether a value is right for EvalPlus: by ==, or, with a tolerance, near a value of the same
+    type. Floats have a tolerance of 1e-6 where the problem has none."""
     if out == gold:
         return True
     kinds = set(map(type, gold)) if isinstance(gold, (list, tuple)) else {type(gold)}
@@ -205,7 +253,9 @@ def equal(out: object, gold: object, atol: float) -> bool:
     if atol == 0 or type(out) is not type(gold):
         return False
     try:
-        return len(np.atleast_1d(out)) == len(np.atleast_1d(gold)) and np.allclose(out, gold, rtol=1e-7, atol=atol)
+        return len(np.atleast_1d(out)) == len(np.atleast_1d(gold)) and np.allclose(
+            out, gold, rtol=1e-7, atol=atol
+        )
     except (TypeError, ValueError, OverflowError):      # not numbers, of several shapes, too large
         return False
 
@@ -217,7 +267,9 @@ def printed_alike(out: str, gold: str) -> bool:
         return False
     for a, b in zip(ours, theirs):
         try:
-            same = a.strip() == b.strip() or list(map(Decimal, a.split())) == list(map(Decimal, b.split()))
+            same = a.strip() == b.strip() or list(map(Decimal, a.split())) == list(
+                map(Decimal, b.split())
+            )
         except InvalidOperation:                        # a word is no number
             same = False
         if not same:
@@ -231,7 +283,7 @@ class Judge:
     def __init__(self, sandbox: Sandbox, prompt_format: str):
         self.sandbox = sandbox
         self.prompt_format = prompt_format
-        self.golds = {}                 # id of a problem of EvalPlus -> outputs, None where one is no plain value
+        self.golds = {}                 # id of a problem of EvalPlus -> outputs; None if one is not plain
 
     def __call__(self, asked: list[tuple[Item, str]]) -> list[dict]:
         """Returns a row for each answer: its program, the verdict, and the first reason why not."""
@@ -260,7 +312,9 @@ class Judge:
         for problem in problems:
             if problem.bench != "livecodebench" and problem.id not in self.golds:
                 new[problem.id] = problem
-        jobs = [Job(p.canonical, p.inputs, p.entry, give_up=True, cpu_s=CANONICAL_S) for p in new.values()]
+        jobs = [
+            Job(p.canonical, p.inputs, p.entry, give_up=True, cpu_s=CANONICAL_S) for p in new.values()
+        ]
         for problem, verdict in zip(new.values(), self.sandbox.run(jobs)):
             plain = None not in verdict.outputs and problem.entry not in OWN_RULE
             self.golds[problem.id] = verdict.outputs if plain else None
@@ -304,7 +358,9 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line. Returns 1 where a published solution does not pass the self-test."""
     p = parser("code", __doc__, max_new_tokens=1024)
     p.add_argument("--data", required=True, metavar="DIR", help="the published files, or one of them")
-    p.add_argument("--self-test", action="store_true", help="judge the published solutions; needs no model")
+    p.add_argument(
+        "--self-test", action="store_true", help="judge the published solutions; needs no model"
+    )
     args = p.parse_args(argv)
     problems = []
     for bench in benchmarks(args, BENCHMARKS):
@@ -329,7 +385,9 @@ def self_test(problems: list[Problem], judge: Judge) -> int:
     asked = []
     for problem in problems:
         if problem.canonical:           # LiveCodeBench publishes none
-            asked.append((Item(problem.bench, problem.id, None, problem), f"```python\n{problem.canonical}\n```"))
+            asked.append(
+                (Item(problem.bench, problem.id, None, problem), f"```python\n{problem.canonical}\n```")
+            )
     counts = {}
     for row in judge(asked):
         counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1

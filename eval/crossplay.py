@@ -1,13 +1,14 @@
-"""Asks every generation of students every generation of teachers' tasks: is there progress, or only circles?
+"""Asks every generation of students every generation of teachers' tasks: is there progress, or only
+circles?
 
     python train.py --pop 8 --keep 1000 --save-every 10 --name NAME     # a run that keeps all its checkpoints
     python -m eval.crossplay --run out/NAME                             # 48 new tasks of each one's teachers
 
-A generation is a checkpoint. Its teachers propose tasks anew, as in training, and a task that repeats one of the
-run is refused, so no student was trained on any. Forgetting (after Chaudhry et al. 2018, eq. 3) is how far the
-last students are behind the best earlier ones on earlier teachers' tasks. The best is chosen on one half of the
-tasks and compared on the other, and the other way round: the best of several noisy rows would find forgetting
-anywhere.
+A generation is a checkpoint. Its teachers propose tasks anew, as in training, and a task that repeats one
+of the run is refused, so no student was trained on any. Forgetting (after Chaudhry et al. 2018, eq. 3) is
+how far the last students are behind the best earlier ones on earlier teachers' tasks. The best is chosen on
+one half of the tasks and compared on the other, and the other way round: the best of several noisy rows
+would find forgetting anywhere.
 """
 import functools
 import itertools
@@ -33,8 +34,8 @@ ROUNDS = 12                         # of proposals, until a generation's teacher
 
 
 def new_tasks(setup: Setup, state: State, known: set[str], n: int) -> list[Task]:
-    """Returns n new valid tasks of a generation's teachers in turn, the same in every call. known: keys of the tasks
-    of the whole run."""
+    """Returns n new valid tasks of a generation's teachers in turn, the same in every call. known: keys of
+    the tasks of the whole run."""
     state.archive.keys |= known
     teachers = members_of(state.members, "teacher")
     pairs = list(zip(teachers, teachers))
@@ -53,8 +54,8 @@ def new_tasks(setup: Setup, state: State, known: set[str], n: int) -> list[Task]
 
 
 def forgetting(matrix: dict[str, dict[str, np.ndarray]], column: str) -> np.ndarray:
-    """Returns, per task of a column, the rate of the best earlier row, chosen on the other half, less the last row's.
-    matrix: row -> column -> solve rate of each task; the base's row comes first."""
+    """Returns, per task of a column, the rate of the best earlier row, chosen on the other half, less the
+    last row's. matrix: row -> column -> solve rate of each task; the base's row comes first."""
     _, *earlier, last = matrix
     even = np.arange(len(matrix[last][column])) % 2 == 0
     behind = np.zeros(len(even))
@@ -75,7 +76,9 @@ def show(matrix: dict[str, dict[str, np.ndarray]]) -> str:
     *earlier, _ = matrix[BASE]
     for column in earlier:
         every.append(forgetting(matrix, column))
-        lost.append(dict(teachers=column, forgetting=every[-1].mean(), interval=bootstrap(every[-1]).tolist()))
+        lost.append(
+            dict(teachers=column, forgetting=every[-1].mean(), interval=bootstrap(every[-1]).tolist())
+        )
     behind = np.concatenate(every)
     lost.append(dict(teachers="all", forgetting=behind.mean(), interval=bootstrap(behind).tolist()))
     return f"{table(lines)}\n\n{table(lost)}"
@@ -94,8 +97,11 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--device", default="auto")
     args = p.parse_args(argv)
     run = RunDir(args.run, writes=False)
-    steps = run.steps()[::-args.every][::-1]
-    demand(len(steps) > 1, f"--run {args.run}: give a run with two checkpoints at least, trained with --keep 1000")
+    steps = run.steps()[:: -args.every][::-1]
+    demand(
+        len(steps) > 1,
+        f"--run {args.run}: give a run with two checkpoints at least, trained with --keep 1000",
+    )
     ranks = Ranks.join(args.device)
     cfg = replace(config_of(run.config()), tasks="")
     cfg, base = prepare(cfg, ranks)

@@ -5,9 +5,9 @@
     python -m eval.heldout --base DIR --tasks cruxeval.jsonl    # CRUXEval: cruxeval-o and cruxeval-i
     python -m eval.heldout --run out/NAME --tasks FILE          # your own, as for train.py --tasks
 
-The micro domain's tasks are programs by number of statements, word problems and puzzles that micro/programs.py keeps
-out of the base's training text. A hash of a program says whether it is of the validation or of the test split:
-choose members on validation, make claims on test.
+The micro domain's tasks are programs by number of statements, word problems and puzzles that
+micro/programs.py keeps out of the base's training text. A hash of a program says whether it is of the
+validation or of the test split: choose members on validation, make claims on test.
 """
 import argparse
 import functools
@@ -32,9 +32,9 @@ Named = list[tuple[str, str, Task]]                     # (bench, id, task)
 
 @functools.cache
 def draw(family: str, split: str, per_size: int) -> list[tuple[str, Task]]:
-    """Returns (size/number, task) of a family in one split, the sizes in turn. Sizes whose programs the base may
-    know are left out."""
-    row, = [row for row, name in ROWS.items() if name == family]
+    """Returns (size/number, task) of a family in one split, the sizes in turn. Sizes whose programs the
+    base may know are left out."""
+    (row,) = [row for row, name in ROWS.items() if name == family]
     columns = []
     for size in SIZES[row]:
         if size <= SEEN.get(family, 1):
@@ -43,7 +43,7 @@ def draw(family: str, split: str, per_size: int) -> list[tuple[str, Task]]:
         for number in itertools.count():
             if len(column) == per_size:
                 break
-            task, = draw_tasks(row, size, 1, f"{SEED}/{number}")
+            (task,) = draw_tasks(row, size, 1, f"{SEED}/{number}")
             text = task.message or task.program
             if split_of(text) == split:
                 column.setdefault(text, (f"{size}/{len(column)}", task))
@@ -52,8 +52,8 @@ def draw(family: str, split: str, per_size: int) -> list[tuple[str, Task]]:
 
 
 def of_file(setup: Setup, split: str, file: str) -> dict[str, list[tuple[str, Task]]]:
-    """Returns bench -> (id, task) of a split of CRUXEval's file or of any file of tasks. Raises UserError for an empty
-    split."""
+    """Returns bench -> (id, task) of a split of CRUXEval's file or of any file of tasks. Raises UserError
+    for an empty split."""
     found = {}
     rows = cruxeval.rows_of(Path(file).read_text(encoding="utf-8"), split)
     if rows:
@@ -64,13 +64,18 @@ def of_file(setup: Setup, split: str, file: str) -> dict[str, list[tuple[str, Ta
     for number, task in enumerate(tasks, 1):
         if split_of(task.message or task.program) == split:
             found.setdefault(task.kind, []).append((str(number), task))
-    demand(found, f"{file} holds no task of the {split} split, which a hash of the program decides: add tasks")
+    demand(
+        found,
+        f"{file} holds no task of the {split} split, which a hash of the program decides: add tasks",
+    )
     return found
 
 
-def named_tasks(setup: Setup, split: str, file: str = "", benches: str = "", limit: int | None = None) -> Named:
-    """Returns the tasks of a split by benchmark, `limit` of each: those of a file, else those of the micro domain.
-    Raises UserError for an unknown benchmark."""
+def named_tasks(
+    setup: Setup, split: str, file: str = "", benches: str = "", limit: int | None = None
+) -> Named:
+    """Returns the tasks of a split by benchmark, `limit` of each: those of a file, else those of the micro
+    domain. Raises UserError for an unknown benchmark."""
     found = {}
     if file:
         found = of_file(setup, split, file)
@@ -99,20 +104,29 @@ def judge(setup: Setup, asked: list[tuple[Item, str]]) -> list[dict]:
     tasks = [item.gold for item, _ in asked]
     texts = [[text] for _, text in asked]
     verdicts = verify_answers(tasks, texts, setup.base.prompt_format, setup.limits, setup.sandbox.run)
-    return [dict(verdict=verdict) for verdict, in verdicts]
+    return [dict(verdict=verdict) for (verdict,) in verdicts]
 
 
-def ask(args: argparse.Namespace, setup: Setup, slots: dict[str, int], named: Named, name: str) -> tuple:
+def ask(
+    args: argparse.Namespace, setup: Setup, slots: dict[str, int], named: Named, name: str
+) -> tuple:
     """Returns the directory of results, and everybody's answers to tasks."""
     out = open_results(args, name, setup, slots, split=args.split, tasks=args.tasks)
-    return out, answer_all(args, out, setup, slots, items_of(setup, named), functools.partial(judge, setup))
+    return out, answer_all(
+        args, out, setup, slots, items_of(setup, named), functools.partial(judge, setup)
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line."""
     p = parser("heldout", __doc__)
     p.add_argument("--split", default="test", choices=SPLITS)
-    p.add_argument("--tasks", default="", metavar="FILE", help="tasks as JSON lines, or the published file of CRUXEval")
+    p.add_argument(
+        "--tasks",
+        default="",
+        metavar="FILE",
+        help="tasks as JSON lines, or the published file of CRUXEval",
+    )
     args = p.parse_args(argv)
     setup, slots = load(args)
     with open_sandbox("auto", setup.base.prompt_format) as sandbox:

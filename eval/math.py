@@ -4,8 +4,9 @@
     python -m eval.math --run out/NAME --data DIR               # the published files that lie in DIR
     python -m eval.math --base DIR --data DIR --bench math500,aime24 --samples 4 --temperature 0.6
 
-math-verify is taken as it is, so that scores compare with those that others report. MMLU (2009.03300) is asked with five
-examples of its subject, and the first letter that an answer writes counts; --limit takes questions of all subjects in turn.
+math-verify is taken as it is, so that scores compare with those that others report. MMLU (2009.03300) is
+asked with five examples of its subject, and the first letter that an answer writes counts; --limit takes
+questions of all subjects in turn.
 """
 import csv
 import io
@@ -16,7 +17,17 @@ import tarfile
 from importlib.util import find_spec
 
 from common import demand, leave
-from eval.answer import Item, answer_all, benchmarks, conclude, load, located, open_results, parser, published_rows
+from eval.answer import (
+    Item,
+    answer_all,
+    benchmarks,
+    conclude,
+    load,
+    located,
+    open_results,
+    parser,
+    published_rows,
+)
 from tasks.prompts import THINK, Prompt, concluded
 
 MATHEMATICS = ("aime24", "aime25", "amc23", "math500", "minerva", "gsm8k", "olympiadbench")
@@ -30,8 +41,8 @@ QUESTION = re.compile(r"(?:.*/)?(?P<split>dev|test)/(?P<subject>\w+)_(?P=split)\
 # --- questions ----------------------------------------------------------------------------------------------
 
 def item_of(bench: str, number: int, row: dict, prefix: str) -> Item:
-    """Returns the question in a row of a published file. The gold is the answer (in GSM8K what follows "####"), in
-    OlympiadBench a list of one, in Minerva the solution, in whose box it stands."""
+    """Returns the question in a row of a published file. The gold is the answer (in GSM8K what follows
+    "####"), in OlympiadBench a list of one, in Minerva the solution, in whose box it stands."""
     gold = row.get("answer", row.get("final_answer", row.get("solution")))
     if isinstance(gold, list):
         gold = gold[0]
@@ -50,14 +61,18 @@ def mmlu(data: str, prefix: str) -> list[Item]:
         for member in tar:
             match = QUESTION.fullmatch(member.name)
             if match:
-                rows = csv.reader(io.StringIO(tar.extractfile(member).read().decode("utf-8-sig"), newline=""))
+                rows = csv.reader(
+                    io.StringIO(tar.extractfile(member).read().decode("utf-8-sig"), newline="")
+                )
                 found = asked[match["split"]][match["subject"]] = []
                 for question, a, b, c, d, letter in rows:
                     found.append((f"{question}\nA. {a}\nB. {b}\nC. {c}\nD. {d}", letter.strip()))
     by_subject = []
     for subject, questions in sorted(asked["test"].items()):
         named = subject.replace("_", " ")
-        shown = [(CHOOSE.format(named, question), letter) for question, letter in asked["dev"][subject][:5]]
+        shown = [
+            (CHOOSE.format(named, question), letter) for question, letter in asked["dev"][subject][:5]
+        ]
         own = []
         for number, (question, letter) in enumerate(questions):
             prompt = Prompt(CHOOSE.format(named, question), prefix, turns=tuple(shown))
@@ -71,6 +86,7 @@ def mmlu(data: str, prefix: str) -> list[Item]:
 def grade(text: str, gold: str) -> bool:
     """Returns whether math-verify takes an answer for the gold one."""
     from math_verify import parse, verify
+
     expected = parse(gold if "\\boxed" in gold else f"$\\boxed{{{gold}}}$", parsing_timeout=None)
     return bool(verify(expected, parse(text, parsing_timeout=None), timeout_seconds=None))
 
@@ -99,7 +115,8 @@ class Judge:
         return "correct" if letter[0] == item.gold else "wrong"
 
     def graded(self, item: Item, text: str) -> str:
-        """Returns math-verify's verdict; what it raises for a strange answer is no verdict, so the answer is wrong."""
+        """Returns math-verify's verdict; what it raises for a strange answer is no verdict, so the answer
+        is wrong."""
         if self.pool is None:
             self.pool = multiprocessing.get_context("spawn").Pool(1)
             self.pool.apply_async(grade, ("$1$", "1")).get(START_S)     # imports what grading needs
@@ -125,8 +142,10 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--data", required=True, metavar="DIR", help="the published files, or one of them")
     args = p.parse_args(argv)
     chosen = benchmarks(args, (*MATHEMATICS, "mmlu"))
-    demand(chosen == ["mmlu"] or find_spec("math_verify"),
-           "math-verify, which grades mathematics, is missing: pip install -r requirements-eval.txt")
+    demand(
+        chosen == ["mmlu"] or find_spec("math_verify"),
+        "math-verify, which grades mathematics, is missing: pip install -r requirements-eval.txt",
+    )
     setup, slots = load(args)
     prefix = THINK if setup.base.prompt_format == "base" else ""
     items = []
@@ -134,8 +153,11 @@ def main(argv: list[str] | None = None) -> None:
         if bench == "mmlu":
             own = mmlu(args.data, prefix)
         else:
-            own = [item_of(bench, number, row, prefix) for number, row in enumerate(published_rows(args.data, bench))]
-        items += own[:args.limit]
+            own = [
+                item_of(bench, number, row, prefix)
+                for number, row in enumerate(published_rows(args.data, bench))
+            ]
+        items += own[: args.limit]
     out = open_results(args, "math", setup, slots)
     judge = Judge(setup.base.prompt_format)
     rows = answer_all(args, out, setup, slots, items, judge)

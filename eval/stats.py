@@ -1,7 +1,8 @@
 """Computes pass@k, intervals, an exact test over seeds and Holm's correction.
 
-A question counts once, as the mean of its samples. Between training runs the run is the unit: the members of a run and
-their answers to many questions are nested in it, so more questions cannot stand in for more seeds.
+A question counts once, as the mean of its samples. Between training runs the run is the unit: the members
+of a run and their answers to many questions are nested in it, so more questions cannot stand in for more
+seeds.
 """
 import itertools
 import math
@@ -10,7 +11,24 @@ import numpy as np
 
 FEWEST_RUNS = 5                     # seeds below which there is no interval
 # The .975 quantile of Student's t with 1, 2, 3, ... degrees of freedom.
-T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+T = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+)
 
 
 def wilson(right: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -23,14 +41,14 @@ def wilson(right: float, n: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Returns the chance that one of k answers to a question is right, from n answers of which c are right. The
-    estimate is unbiased (Chen et al. 2021, 2107.03374, eq. 1). k is at most n."""
+    """Returns the chance that one of k answers to a question is right, from n answers of which c are right.
+    The estimate is unbiased (Chen et al. 2021, 2107.03374, eq. 1). k is at most n."""
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def covered(right: list[int], n: int, k: int) -> float:
-    """Returns the chance that one of k answers is right if k / len(right) come from each member. Of the n answers
-    that each member gave, right[i] are right."""
+    """Returns the chance that one of k answers is right if k / len(right) come from each member. Of the n
+    answers that each member gave, right[i] are right."""
     share, rest = divmod(k, len(right))
     assert rest == 0, f"{k} answers cannot be dealt out evenly to {len(right)} members"
     all_wrong = 1.0
@@ -50,8 +68,8 @@ def bootstrap(values: np.ndarray) -> np.ndarray:
 
 
 def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
-    """Returns Student's 95% interval of the mean of paired differences (S,) over S seeds; None for too few seeds.
-    The bootstrap of so few values would be too narrow."""
+    """Returns Student's 95% interval of the mean of paired differences (S,) over S seeds; None for too few
+    seeds. The bootstrap of so few values would be too narrow."""
     S = len(differences)
     if S < FEWEST_RUNS:
         return None
@@ -62,7 +80,8 @@ def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
 
 
 def sign_flip(differences: np.ndarray) -> float:
-    """Returns the two-sided p of the mean of paired differences (S,) under all 2^S sign patterns (Fisher 1935)."""
+    """Returns the two-sided p of the mean of paired differences (S,) under all 2^S sign patterns (Fisher
+    1935)."""
     patterns = itertools.product((1, -1), repeat=len(differences))      # the first one is all 1
     sums = np.abs(np.array(list(patterns)) @ differences)               # (2^S,)
     least = sums[0] * (1 - 1e-12)               # a sum that is equal but for rounding counts

@@ -93,7 +93,7 @@ def test_programs_are_judged_by_what_they_return(wide):
     for program, found in {
             add.canonical: ("correct", ""), "def add(x, y):\n    return y + x + 1e-9 * (x == 0.1)": ("correct", ""),
             "def add(x, y):\n    return x + y if x >= 1 else 0": ("wrong", "input 2: another value"),
-            "def add(x, y): raise KeyError": ("wrong", "input 0: error: KeyError"), "x = 1": ("wrong", "input 0: error: NameError"),
+            "def add(x, y): raise KeyError": ("wrong", "input 0: error: KeyError"), "x = 1": ("malformed", "no program"),
             "import os\ndef add(x, y): return os.fork()": ("wrong", "input 0: violation"), "": ("malformed", "no program"),
             "class E:\n    def __eq__(self, o): return True\ndef add(x, y): return E()": ("wrong", "input 0: unsupported: value of type E"),
             }.items():

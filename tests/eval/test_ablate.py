@@ -1,0 +1,148 @@
+"""The ablation: budgets, what is checked before the first run, tables by hand; two arms end to end."""
+import csv
+import itertools
+import json
+
+import numpy as np
+import pytest
+from tiny_run import rows as rows_of
+
+from common import UserError
+from config import config_of
+from eval import ablate
+from eval.stats import interval_of_runs
+
+SEEDS = range(10, 18)
+
+
+def args_of(*words):
+    """The flags, with --seeds as numbers."""
+    args = ablate.parser().parse_args([*words])
+    args.train, args.seeds = [], list(SEEDS)
+    return args
+
+
+def test_a_run_stops_as_near_to_its_budget_as_whole_steps_can_be(monkeypatch, tmp_path):
+    """Probes are no part of it, and what is on the disk counts."""
+    for costs, due in itertools.product(([7] * 60, list(range(1, 60)), [30, 1] * 30), (50, 111, 333)):
+        lines, total = [], 0
+        for cost in costs:
+            total += cost + 5
+            lines.append(dict(tokens_generated=total, probe_tokens=5))
+        (tmp_path / "a").mkdir(exist_ok=True)
+
+        def loop(cfg, enough):
+            """Stands for train.main, which is asked for a million steps."""
+            assert any(map(enough, lines)) and cfg.steps == 10 ** 6
+        monkeypatch.setattr(ablate.train, "main", loop)
+        args = args_of("--out", str(tmp_path), "--base", "b", "--steps", "9")
+        rows = ablate.train_run(args, ablate.Run("x", 10, "a", 1.0, dict(steps=10 ** 6)), due)
+        done = list(itertools.accumulate(costs[:len(rows)]))
+        near = abs(done[-1] - due) <= costs[len(rows) - 1] / 2
+        assert near or due - done[-2] > costs[len(rows) - 2] / 2
+    with pytest.raises(UserError, match="a ended before its budget was spent"):
+        monkeypatch.setattr(ablate.train, "main", lambda cfg, enough: None)
+        ablate.train_run(args, ablate.Run("x", 10, "a", 1.0, {}), 5)
+
+
+def test_the_area_is_that_by_hand():
+    def line(tokens, accuracy):
+        return dict(tokens_generated=tokens, heldout_greedy=dict(S0=accuracy, S1=accuracy) if accuracy is not None else {})
+    rows = [line(25, 0.2), line(50, None), line(75, 0.4), line(100, 0.6)]           # probes at 0, 50 and 75 of 100
+    assert ablate.area(rows, 100) == pytest.approx(0.5 * 0.3 + 0.25 * 0.5 + 0.25 * 0.6)
+    assert ablate.area(rows, 60) == pytest.approx(50 / 60 * 0.3 + 10 / 60 * (0.4 + 0.48) / 2), "cut off at the budget"
+
+
+def test_births_that_helped():
+    metrics = [dict(step=0, heldout_greedy=dict(S0=0.2, S1=0.3)), dict(step=3), dict(step=5, heldout_greedy=dict(S0=0.7, S1=0.3))]
+    birth = dict(step=6, parents=[dict(name="S0")], victim=dict(role="student", name="S1"))
+    log = [birth, birth | dict(step=4), birth | dict(victim=dict(role="teacher", name="T0")), birth | dict(victim=dict(role="student", name="S9"))]
+    assert ablate.births_of(metrics, log) == (3, 1), "of the second the victim was better, of the last nothing is known"
+
+
+def result(arm, seed, value, run="", **more):
+    return dict(arm=arm, seed=seed, run=run or f"{arm}-s{seed}", spent=1.0, steps=9, area=value, end=value, deployed=value, validation=value) | more
+
+
+def test_contrasts_are_paired_by_seed_and_corrected():
+    noise = np.random.default_rng(0).normal(0, 0.01, 8)
+    rows = []
+    for seed, shift in zip(SEEDS, noise):
+        rows += [result("full", seed, 0.6 + shift), result("uniform", seed, 0.3), result("pair", seed, 0.6), result("pbt", seed, 0.9)]
+    rows += [result("pair", 99, 0.1)]                           # a seed that full does not have
+    pairs = [("full", "uniform"), ("full", "pair"), ("full", "pbt")]
+    lines = {line["contrast"]: line for line in ablate.contrasts(rows, "area", pairs)}
+    line = lines["full - uniform"]
+    assert line["difference"] == pytest.approx(0.3 + noise.mean()) and line["seeds"] == 8
+    assert line["p"] == 2 / 256 and line["p_holm"] == 3 * 2 / 256 and line["interval"] == pytest.approx(interval_of_runs(noise + 0.3))
+    assert [line["verdict"] for line in lines.values()] == ["ahead", "cannot tell", "behind"]
+    few = [row for row in rows if row["seed"] < 17]
+    assert {line["verdict"] for line in ablate.contrasts(few, "area", pairs)} == {"too few seeds"}
+    singles = [result("singles", 10, 0.5, "a", deployed=0.4), result("singles", 10, 0.7, "b", validation=0.4)]
+    assert ablate.by_arm(singles, "end") == dict(singles={10: 0.6}) and ablate.by_arm(singles, "deployed") == dict(singles={10: 0.4})
+    assert {line["arm"]: line["area"] for line in ablate.means(rows)} == pytest.approx(
+        dict(full=0.6 + noise.mean(), uniform=0.3, pair=(8 * 0.6 + 0.1) / 9, pbt=0.9))
+
+
+def test_all_is_checked_before_the_first_run(micro_base, tmp_path, capsys):
+    flags = ["--base", str(micro_base), "--out", str(tmp_path / "arms"), "--device", "cpu", "--seeds", "0", "1"]
+    for words, match in (
+            (["--arms", "no_evolution"], "--arms no_evolution: give some of full, no-evolution"), (["--pop", "3"], "an even number"),
+            (["--arm", "slow"], 'give a new name and flags, as in "slow: --lr 3e-4"'), (["--arm", "pair: --lr 1"], "give a new name"),
+            (["--arm", "short: --steps 1"], "arm short: --steps is set by this command"), (["--arm", "x: --seed 4"], "--seed is set"),
+            (["--arm", "x: --base b --lr 1e-3"], "--base is set"), (["--arm", "x: --keep 3"], "--keep is set"), (["--arm", "x: --lr 7"], "--lr 7"),
+            (["--arm", "x: --heldout f"], "--heldout is set"), (["--arm", "x: --device cpu"], "--device is set"), (["--", "--pop", "4"], "before --"),
+            (["--arm", "x: --single --evolve-every 3"], "does nothing beside --single"), (["--", "--steps", "4"], "--steps is set"),
+            (["--reference", "ful"], "ful,ful is not two of the arms full"), (["--contrast", "full,pairs"], "full,pairs is not two"),
+            (["--contrast", "full"], "full is not two"), (["--seeds", "0", "x"], "give numbers below 1000"), (["--seeds", "1000"], "below 1000"),
+            (["--", "--task-types", "code_o", "--tasks", "nowhere.jsonl"], "nowhere.jsonl")):
+        with pytest.raises(UserError, match=match):
+            ablate.main([*flags, "--plan", *words])
+    with pytest.raises(SystemExit):
+        ablate.main([*flags, "--measure", "deploid"])
+    assert "invalid choice: 'deploid'" in capsys.readouterr().err and not (tmp_path / "arms").exists()
+    ablate.main([*flags, "--plan", "--steps", "20", "--arms", "singles", "--arm", "slow: --lr 1e-4", "--", "--lr", "1e-3", "--evolve-every", "4"])
+    plan = capsys.readouterr().out
+    assert plan.count("full-s") == 2 and "singles-s3001: 0.25 of the tokens of full, which has 20 steps" in plan
+    assert "12 of 12 runs to come, about " in plan
+    args = ablate.parser().parse_args([*flags, "--arms", "singles", "--arm", "slow: --lr 1e-4"])
+    args.train, args.steps, args.seeds = ["--lr", "1e-3", "--evolve-every", "4"], 20, [3]
+    arms = ablate.arms_of(args)
+    assert arms["slow"]["lr"] == "1e-4" and arms["full"]["lr"] == "1e-3" and arms["slow"]["evolve_every"] == "4"
+    assert "evolve_every" not in arms["singles"] and "pop" not in arms["singles"], "what is given for every arm leaves out where it does nothing"
+    runs = {run.name: run for run in ablate.plan(args, arms)}
+    assert list(runs) == ["full-s3", "singles-s3", "singles-s1003", "singles-s2003", "singles-s3003", "slow-s3"]
+    cfg = config_of(runs["singles-s2003"].flags)
+    assert (cfg.seed, cfg.single, cfg.steps, cfg.keep, cfg.lr) == (2003, True, 160, 1, 1e-3) and config_of(runs["full-s3"].flags).pop == 8
+    assert cfg.heldout == str(tmp_path / "arms/heldout.jsonl")
+
+
+@pytest.mark.slow
+def test_arms_end_to_end(micro_base, tmp_path, capsys):
+    """What was lost is made again, the same; another measure of finished runs trains nothing."""
+    out = tmp_path / "arms"
+    flags = ["--base", str(micro_base), "--device", "cpu", "--seeds", "0", "--pop", "4", "--steps", "8", "--limit", "6", "--arms", "single-long",
+             "--out", str(out)]
+    words = ["--", "--max-new-tokens", "48", "--evolve-every", "3", "--task-types", "code_o,code_i", "--n-prompts", "2"]
+    ablate.main([*flags, *words])
+    told = capsys.readouterr().out
+    assert "1 of 2: full-s0, 8 steps" in told and "2 of 2: single-long-s0" in told and "all end about" in told and "full - single-long" in told
+    full, single = ablate.read(out)
+    assert full["births"] == 2 and abs(single["spent"] - 1) <= 0.2 and full["path"] == str(out / "full-s0")
+    answers = rows_of(out / "full-s0/test", "answers")
+    assert full["end"] == pytest.approx(np.mean([row["correct"] for row in answers])) and len(answers) == 2 * 6 * 2
+    with open(out / "results.csv") as f:
+        assert [row["run"] for row in csv.DictReader(f)] == ["full-s0", "single-long-s0"]
+    logs = [(out / name).read_text() for name in ("full-s0/metrics.jsonl", "single-long-s0/metrics.jsonl")]
+    ablate.main([*flags, "--measure", "coverage", *words])
+    covered = ablate.read(out)
+    assert all(0 <= row["coverage"] <= 1 for row in covered) and covered[0]["end"] == full["end"]
+    assert logs == [(out / name).read_text() for name in ("full-s0/metrics.jsonl", "single-long-s0/metrics.jsonl")], "nothing is trained again"
+    (out / "results.jsonl").write_text(json.dumps(full) + "\n")
+    capsys.readouterr()
+    ablate.main([*flags, *words])
+    assert ablate.read(out) == [full, single] and "1 of 2" not in capsys.readouterr().out
+    ablate.main(["--from", str(out)])
+    assert "full - single-long" in capsys.readouterr().out and (out / "contrasts.csv").exists()
+    with pytest.raises(UserError, match="--measure coverage: some of these runs lack it"):
+        ablate.main(["--from", str(out), "--measure", "coverage"])
