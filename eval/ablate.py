@@ -40,7 +40,7 @@ import numpy as np
 import train
 from common import demand, leave, parser_of
 from config import SWITCHED_OFF, Config, config_of, parse_args, spelled
-from eval.answer import BASE, load, marks, table
+from eval.answer import BASE, cell, load, marks, table
 from eval.heldout import FAMILIES, ask, draw, named_tasks
 from eval.stats import covered, holm, interval_of_runs, sign_flip
 from measure import spent
@@ -502,7 +502,10 @@ def main(argv: list[str] | None = None) -> None:
         f"--measure {args.measure}: some of these runs lack it; the command that trained them adds it",
     )
     lines = contrasts(rows, args.measure, pairs)
-    write_csv((args.source or [args.out])[0] / "contrasts.csv", lines)
+    shown = []
+    for line in lines:
+        shown.append({name: cell(value) for name, value in line.items()})
+    write_csv((args.source or [args.out])[0] / "contrasts.csv", shown)
     print(f"{table(means(rows))}\n\n{args.measure}\n{table(lines)}")
     for row in rows:
         if abs(row["spent"] - 1) > 0.05:
