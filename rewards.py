@@ -14,7 +14,8 @@ NOISE_MARGIN = 0.1                      # noise-proof: by how much the solve rat
 
 @dataclass(frozen=True)
 class Outcome:
-    """Holds what became of a valid proposal, all that a reward may look at. The archive is that before the step."""
+    """Holds what became of a valid proposal, all that a reward may look at. The archive is that before the
+    step."""
     solve_rate: float                   # share of all attempts at it that the verifier called correct
     solve_rates: dict[str, float] = field(default_factory=dict)     # the same of each student, by name
     n_attempts: int = 1                 # of all students together
@@ -59,13 +60,15 @@ def nontrivial(outcome: Outcome) -> float:
 
 
 def noise_proof(outcome: Outcome) -> float:
-    """Returns learnability, but 0 unless the solve rate beats guessing the most frequent output by a margin."""
+    """Returns learnability, but 0 unless the solve rate beats guessing the most frequent output by a
+    margin."""
     lucky = outcome.majority_baseline + NOISE_MARGIN
     return learnability(outcome) if outcome.solve_rate > lucky else 0.0
 
 
 def novelty(outcome: Outcome) -> float:
-    """Returns 0 for any valid new task, so that only others cost. Claims about difficulty need this control."""
+    """Returns 0 for any valid new task, so that only others cost. Claims about difficulty need this
+    control."""
     return 0.0
 
 

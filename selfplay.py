@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import itertools
 import random
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -84,14 +83,6 @@ class ProposalRecord:
     def structure(self) -> str:
         """Returns a hash of a valid task's program that is the same whatever its names and constants are."""
         return TASK_TYPES[self.kind].structure(self.task.program)
-
-    @functools.cached_property
-    def output_size(self) -> tuple[int, int]:
-        """Returns how many characters a valid task's output has as displayed, and how many digits its longest
-        number."""
-        text = shown_outputs(self.task)[0]
-        numbers = re.findall(r"\d+", text)
-        return len(text), max(map(len, numbers), default=0)
 
     @functools.cached_property
     def complexity(self) -> dict[str, float]:
@@ -178,8 +169,8 @@ def write(
     temperature: float,
     desc: str = "",                     # title of the progress bar
 ) -> tuple[Rollout, list[str]]:
-    """Returns n answers to each prompt: the rollout, and the texts, each with the opening that its prompt began
-    for it. Answer j to prompt i is row i * n + j. All prompts have one text that ends an answer."""
+    """Returns n answers to each prompt: the rollout, and the texts, each with the opening that its prompt
+    began for it. Answer j to prompt i is row i * n + j. All prompts have one text that ends an answer."""
     base = s.base
     asked = [render(prompt, base.prompt_format, base.tokenizer) for prompt in prompts]
     closing, = {rendered.closing for rendered in asked}
@@ -213,8 +204,8 @@ def ask(
 
 
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
-    """Returns the sandbox's verdict on each job. It runs in process 0 alone: else a job close to its time limit
-    could end in one way here and in another there, and the processes would go apart."""
+    """Returns the sandbox's verdict on each job. It runs in process 0 alone: else a job close to its time
+    limit could end in one way here and in another there, and the processes would go apart."""
     def run() -> list[tuple]:
         return list(map(dataclasses.astuple, s.sandbox.run(jobs)))      # what JSON can carry
 
@@ -227,8 +218,8 @@ def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
 
 
 def judge(s: Setup, tasks: list[Task], texts: list[list[str]]) -> list[list[str]]:
-    """Returns the verdicts on the answers in each task's texts. Answers are data to the sandbox, and never run
-    outside of it. All are judged in one go, because the sandbox works on many at once."""
+    """Returns the verdicts on the answers in each task's texts. Answers are data to the sandbox, and never
+    run outside of it. All are judged in one go, because the sandbox works on many at once."""
     return verify_answers(tasks, texts, s.base.prompt_format, s.limits, functools.partial(run_jobs, s))
 
 
@@ -254,8 +245,9 @@ def attempt(
 
 
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
-    """Runs the proposals that a user gave and returns them as tasks with their outputs. Raises UserError if some
-    are not valid, or too long for the base, and names each with its line. `what` says where they came from."""
+    """Runs the proposals that a user gave and returns them as tasks with their outputs. Raises UserError if
+    some are not valid, or too long for the base, and names each with its line. `what` says where they came
+    from."""
     limits = s.limits.of_user()
     verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p) for p in proposals])      # of invalid ones, too
     tasks, wrong = [], []
@@ -279,7 +271,8 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
 # --- match --------------------------------------------------------------------------------------------------
 
 def match(s: Setup, members: list[Member], step: int) -> Pairs:
-    """Returns the pairs of a step. Every teacher draws a student by what the ratings predict of their match."""
+    """Returns the pairs of a step. Every teacher draws a student by what the ratings predict of their
+    match."""
     return evolve.match(
         members_of(members, "teacher"),
         members_of(members, "student"),
@@ -312,8 +305,9 @@ def prompt_teacher(
 
 
 def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
-    """Returns what stands for the teachers' proposals with --tasks: as many tasks as they would write, from the
-    file or from fresh programs. A task's number says which it is: runs of one seed learn from the same tasks."""
+    """Returns what stands for the teachers' proposals with --tasks: as many tasks as they would write, from
+    the file or from fresh programs. A task's number says which it is: runs of one seed learn from the same
+    tasks."""
     dealt = []
     n = s.cfg.n_prompts * s.cfg.proposals_per_prompt            # tasks of each teacher
     for row in range(n * len(teachers)):
@@ -333,8 +327,8 @@ def propose(
     pairs: Pairs,
     step: int,
 ) -> tuple[Rollout | None, list[ProposalRecord]]:
-    """Lets every teacher write n_prompts x proposals_per_prompt proposals, the task types in turn. Returns the rollout,
-    None with --tasks, where nobody writes, and the proposals."""
+    """Lets every teacher write n_prompts x proposals_per_prompt proposals, the task types in turn. Returns
+    the rollout, None with --tasks, where nobody writes, and the proposals."""
     teachers = sorted((teacher for teacher, _ in pairs), key=lambda teacher: teacher.slot)
     if s.cfg.tasks:
         return None, deal(s, teachers, step)
@@ -364,7 +358,8 @@ def propose(
 
 
 def verify_proposals(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int) -> None:
-    """Runs what was read, and fills in task or reason. Duplicates of archive or batch are invalid (cfg.dedupe)."""
+    """Runs what was read, and fills in task or reason. Duplicates of archive or batch are invalid
+    (cfg.dedupe)."""
     limits = s.limits.of_user() if s.cfg.tasks else s.limits
     # A look at the text refuses most of what is not valid, and costs less than a process.
     ready = []                          # what has to be run
@@ -437,8 +432,8 @@ def solve(
     proposed: list[ProposalRecord],
     step: int,
 ) -> tuple[Solved, Attempts | None]:
-    """Lets each student attempt its teachers' valid tasks. Returns who attempted what, and the attempts (None if
-    there was no task)."""
+    """Lets each student attempt its teachers' valid tasks. Returns who attempted what, and the attempts (None
+    if there was no task)."""
     solved = []
     for teacher, student in pairs:
         for p in proposed:
@@ -531,8 +526,8 @@ def student_rows(s: Setup, solved: Solved, attempts: Attempts | None) -> RoleRow
 
 
 def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
-    """Returns the rows of all roles together; None = a role that wrote nothing. A row that the sandbox failed on is
-    left out: it has no gradient and no part in its group's baseline. Raises OSError if none is left."""
+    """Returns the rows of all roles together; None = a role that wrote nothing. A row that the sandbox failed
+    on is left out: it has no gradient and no part in its group's baseline. Raises OSError if none is left."""
     # reward, group, role and kind have a number for each row, rollouts a block of rows for each role
     rollouts, reward, group, role, kind = [], [], [], [], []
     for part in parts:

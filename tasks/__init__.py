@@ -1,4 +1,5 @@
-"""Names the task types: code_o deduction, code_i abduction, code_f induction, word problems, puzzles, theorems.
+"""Names the task types: code_o deduction, code_i abduction, code_f induction, word problems, puzzles,
+theorems.
 
 To add one: a class (base.TaskType; math.py and logic.py are two examples), its template in prompts.TEMPLATES,
 and a place in TASK_TYPES.
@@ -44,8 +45,8 @@ FRESH = "micro"                 # in place of a file: random programs (selfplay.
 # --- tasks of files -----------------------------------------------------------------------------------------
 
 def read_tasks(path: str | Path) -> list[Proposal]:
-    """Returns the proposals in a file of JSON lines {"kind", "program", "input" or "inputs", "message"}, for math
-    {"kind", "question", "program"}, for logic {"kind", "constraints"}; or in a run's tasks.jsonl. Raises
+    """Returns the proposals in a file of JSON lines {"kind", "program", "input" or "inputs", "message"}, for
+    math {"kind", "question", "program"}, for logic {"kind", "constraints"}; or in a run's tasks.jsonl. Raises
     UserError naming file or line and what is wrong with it."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
@@ -104,10 +105,9 @@ def given_task(path: str, played: tuple[str, ...], seed: int, number: int) -> Pr
 def answer_in(task: Task, text: str, prompt_format: str, limits: Limits) -> str | None:
     """Returns the answer in a student's text, the prompt's opening included; None = malformed.
 
-    It is the last block under the name that was asked for which is an answer of the type. If none is, it is the
-    last such block that is not named for another part of a task. So whatever else a student shows, such as a
-    call of its function or what that prints, is passed over.
-    """
+    It is the last block under the name that was asked for which is an answer of the type. If none is, it is
+    the last such block that is not named for another part of a task. So whatever else a student shows, such
+    as a call of its function or what that prints, is passed over."""
     task_type = TASK_TYPES[task.kind]
     for block in reversed(Answer(text, prompt_format).candidates(task_type.tags)):
         try:

@@ -82,13 +82,13 @@ class Claim:
 
 
 class TaskType:
-    """What the task types share. A type has one method for each thing that it does, and overrides what it does
-    otherwise than this class, which is a program and its input.
+    """What the task types share. A type has one method for each thing that it does, and overrides what it
+    does otherwise than this class, which is a program and its input.
 
-    A proposal goes through read, check, key, job and make, which gives the Task. Attempts at a task go through
-    solve, which gives the Prompt, read_answer, answer_jobs and grade. Those that get a model's text (read, check,
-    make, read_answer) raise Refused("reason" or "reason: details") if it is not what was asked for.
-    """
+    A proposal goes through read, check, key, job and make, which gives the Task. Attempts at a task go
+    through solve, which gives the Prompt, read_answer, answer_jobs and grade. Those that get a model's text
+    (read, check, make, read_answer) raise Refused("reason" or "reason: details") if it is not what was asked
+    for."""
     name = ""
     # Names of the block with a student's answer. The prompt asks for the first; the others are read, too.
     tags = ("answer",)
@@ -167,8 +167,9 @@ class TaskType:
             check_input(text, limits)
 
     def key(self, proposal: Proposal, dedupe: str) -> str:
-        """Returns the archive's key, which duplicates share. dedupe: "structural" = the structure of the program,
-        without constants and names, and the inputs if `by_input`; "exact" = the program and its inputs."""
+        """Returns the archive's key, which duplicates share. dedupe: "structural" = the structure of the
+        program, without constants and names, and the inputs if `by_input`; "exact" = the program and its
+        inputs."""
         if dedupe == "exact":
             key = digest(proposal.program, *proposal.inputs)
         else:
@@ -192,8 +193,8 @@ class TaskType:
         return Task(self.name, proposal.program, proposal.inputs, outputs, proposal.message, key)
 
     def copies(self, task: Task) -> list[str]:
-        """Returns answers that only copy what the prompt shows. If one of them is correct, a teacher's task is
-        refused (echo)."""
+        """Returns answers that only copy what the prompt shows. If one of them is correct, a teacher's task
+        is refused (echo)."""
         return []
 
     # --- attempts -------------------------------------------------------------------------------------------
@@ -234,13 +235,13 @@ class TaskType:
         return min(limits.n_shown, len(task.inputs) // 2)
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:
-        """Returns the answer in a block of a student's text, not yet evaluated. Raises Refused if the block is no
-        answer of this type."""
+        """Returns the answer in a block of a student's text, not yet evaluated. Raises Refused if the block
+        is no answer of this type."""
         return block
 
     def answer_jobs(self, task: Task, answers: list[str], limits: Limits) -> list[Job]:
-        """Returns the jobs that verify different answers to a task, with equally many executions for each answer.
-        Answers that are programs have a job each, because they could count their calls."""
+        """Returns the jobs that verify different answers to a task, with equally many executions for each
+        answer. Answers that are programs have a job each, because they could count their calls."""
         return []
 
     def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
@@ -267,7 +268,8 @@ def texts_of(row: dict, name: str) -> list[str]:
 
 
 def reason_of(said: str) -> str:
-    """Returns the reason for a refusal in what the sandbox says of a run ("too big", "error: ZeroDivisionError")."""
+    """Returns the reason for a refusal in what the sandbox says of a run ("too big", "error:
+    ZeroDivisionError")."""
     return REASONS.get(said.partition(":")[0].strip(), "error")
 
 
@@ -302,8 +304,9 @@ def first_program(blocks: Blocks) -> int:
 
 
 def stated_input(before: Blocks, behind: Blocks) -> str:
-    """Returns the input in the blocks around a program: the last one before it, which was asked for, else the first
-    one behind it, else a nameless block behind it that is no program. Raises Refused if there is none."""
+    """Returns the input in the blocks around a program: the last one before it, which was asked for, else the
+    first one behind it, else a nameless block behind it that is no program. Raises Refused if there is
+    none."""
     for tag, body in [*reversed(before), *behind]:
         if tag == "input":
             return body

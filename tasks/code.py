@@ -16,14 +16,16 @@ ABOUT_ZERO = 1e-12
 
 
 class ValueTask(TaskType):
-    """Holds what code_o and code_i share: the answer is data that a program is run on, the gold is outputs[0]."""
+    """Holds what code_o and code_i share: the answer is data that a program is run on, the gold is
+    outputs[0]."""
 
     def answer_jobs(self, task: Task, answers: list[str], limits: Limits) -> list[Job]:
         """Returns one job for each answer: in one, the calls of the task's program could count each other."""
         return [Job(task.program, (answer,)) for answer in answers]
 
     def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
-        """Returns "malformed" for an answer that is no literal. One that the program cannot digest is wrong."""
+        """Returns "malformed" for an answer that is no literal. One that the program cannot digest is
+        wrong."""
         claim, = claims
         if claim.error == FAILED:
             return UNJUDGED
@@ -157,8 +159,8 @@ class Induction(TaskType):
 
 
 def close(value: object, gold: object) -> bool:
-    """Returns whether a value is the gold one, whose floats need not be met to the last bit, for another order of
-    adding changes it. In containers, too."""
+    """Returns whether a value is the gold one, whose floats need not be met to the last bit, for another
+    order of adding changes it. In containers, too."""
     if same(value, gold):
         return True
     match gold:

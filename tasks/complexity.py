@@ -10,9 +10,9 @@ FORKS = (ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.comprehen
 
 
 def complexity(source: str) -> dict[str, float]:
-    """Returns measures of a program by name: lines that are not blank; variables, the names that it
-    binds; depth of its syntax tree; cyclomatic, McCabe's number of independent paths; halstead, its volume in bits. Raises
-    Refused if it is no program."""
+    """Returns measures of a program by name: lines that are not blank; variables, the names that it binds;
+    depth of its syntax tree; cyclomatic, McCabe's number of independent paths; halstead, its volume in bits.
+    Raises Refused if it is no program."""
     tree = parse(source)
     n_forks, functions = 0, set()
     for node in ast.walk(tree):

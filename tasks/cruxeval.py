@@ -30,7 +30,7 @@ def evaluated():
 
 
 def rows_of(text: str, split: str = "") -> list[dict]:
-    """The rows of a split ("" = all) in the text of CRUXEval's file; [] where it is another file."""
+    """Returns the rows of a split ("" = all) in the text of CRUXEval's file; [] if it is another file."""
     rows = []
     for line in text.split("\n"):
         if not line.strip():
@@ -47,7 +47,7 @@ def rows_of(text: str, split: str = "") -> list[dict]:
 
 
 def is_literal(text: str) -> bool:
-    """Whether a text of arguments is data as it stands."""
+    """Returns whether a text of arguments is data as it stands."""
     try:
         arguments(text)
     except Refused:
@@ -56,7 +56,7 @@ def is_literal(text: str) -> bool:
 
 
 def tasks_of(rows: list[dict], kind: str, dedupe: str, run: RunJobs) -> dict[str, Task]:
-    """The id of each row -> its task of type `kind`; dedupe: as in TaskType.key. Raises UserError for an
+    """Maps the id of each row to its task of type `kind`. dedupe: as in TaskType.key. Raises UserError for an
     output that is no literal."""
     odd = [row for row in rows if not is_literal(row["input"])]
     jobs = [Job(EVALUATE.format(**row), ("",), entry="evaluated") for row in odd]

@@ -1,15 +1,15 @@
 """Reads a model's text: blocks between fences, and literals, which are parsed and never evaluated.
 
-A value is what Python reads, so "1, 2" is a tuple. Arguments stand between the brackets of a call, as "2, 3" or
-with the call, "f(2, 3)". Everything else is Refused.
-"""
+A value is what Python reads, so "1, 2" is a tuple. Arguments stand between the brackets of a call, as "2, 3"
+or with the call, "f(2, 3)". Everything else is Refused."""
 import ast
 import re
 
 from common import Refused
 from sandbox.parsing import literals, parse, unparse
 
-# An opening fence: what stands before it (a quotation, a list), its run, its name. Words behind the name say nothing.
+# An opening fence: what stands before it (a quotation, a list), its run, its name. Words behind the name say
+# nothing.
 OPENING = re.compile(r"([ \t>]*(?:[-*+][ \t]+)?)(`{3,}|~{3,})[ \t]*\{?\.?(\w*)[^`]*")
 ALIASES = {"py": "python", "python3": "python"}
 Blocks = list[tuple[str, str]]                   # (name, body) of each, in order
@@ -18,9 +18,8 @@ Blocks = list[tuple[str, str]]                   # (name, body) of each, in orde
 def read_blocks(text: str) -> Blocks:
     """Returns the fenced blocks of a text as (name or "", body), in order, without those that are empty.
 
-    A closing fence stands alone at the beginning of a line and is at least as long as the opening one. So a fence
-    in a docstring or behind a comment ends nothing. A block that nothing closes ends with the text.
-    """
+    A closing fence stands alone at the beginning of a line and is at least as long as the opening one. So a
+    fence in a docstring or behind a comment ends nothing. A block that nothing closes ends with the text."""
     blocks = []
     fence = ""                                  # of the block that is open
     for line in text.replace("\r\n", "\n").split("\n"):
@@ -76,8 +75,8 @@ def canonical_arguments(text: str) -> str:
 
 
 def arguments_text(text: str, tidy: bool) -> str:
-    """Returns the arguments that a text states, tidied or as written. A text that states none is returned as it
-    is: check_input names what is wrong with it."""
+    """Returns the arguments that a text states, tidied or as written. A text that states none is returned as
+    it is: check_input names what is wrong with it."""
     try:
         canonical = canonical_arguments(text)
     except Refused:
@@ -88,8 +87,8 @@ def arguments_text(text: str, tidy: bool) -> str:
 
 
 def stated_inputs(body: str) -> dict[str, str]:
-    """Returns the inputs that a block states, one in each line, or one in the whole block. Maps an input as Python
-    prints it to the text as written."""
+    """Returns the inputs that a block states, one in each line, or one in the whole block. Maps an input as
+    Python prints it to the text as written."""
     parts = body.split("\n")
     if len(parts) > 1:
         parts.append(body)

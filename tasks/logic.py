@@ -16,7 +16,8 @@ from tasks.programs import Limits, entry, names_in, tree_of
 from tasks.prompts import LOGIC_TOPICS, Answer
 from verifier import Verdict
 
-# How an answer states truth values, and one variable's: "a = True", or without a name in the compact protocol.
+# How an answer states truth values, and one variable's: "a = True", or without a name in the compact
+# protocol.
 TRUTH = {"True": True, "1": True, "False": False, "0": False}
 STATEMENT = re.compile(r"(?:(\w+)\s*=\s*)?(True|False|1|0)")
 
@@ -74,7 +75,8 @@ class Logic(TaskType):
         return Proposal(self.name, program, tuple(map(assignment_text, worlds)))
 
     def from_row(self, row: dict) -> Proposal:
-        """Returns the puzzle in a line of a file, by its constraints, or by its program in a run's tasks.jsonl."""
+        """Returns the puzzle in a line of a file, by its constraints, or by its program in a run's
+        tasks.jsonl."""
         if "constraints" in row:
             return self.puzzle(texts_of(row, "constraints"))
         return self.puzzle(clauses_of(text_of(row, "program")))

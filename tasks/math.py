@@ -1,9 +1,8 @@
 """Word problems: a teacher writes a question and a program that computes the answer, a student a number.
 
-The answer is a plain number, so nothing of a student's has to run. Two tasks whose programs have one structure
-are duplicates, whatever their constants. A question has to say something: every number of the program stands in
-it, and the gold does not (echo).
-"""
+The answer is a plain number, so nothing of a student's has to run. Two tasks whose programs have one
+structure are duplicates, whatever their constants. A question has to say something: every number of the
+program stands in it, and the gold does not (echo)."""
 import ast
 import re
 from dataclasses import replace
@@ -19,34 +18,33 @@ from verifier import Verdict
 MAX_CHARS = 400             # of an answer
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
 ANSWER = re.compile(rf"([-+]?)\s*[$€£]?\s*({NUMBER})(?:\s*/\s*({NUMBER}))?")
-# What words say; a program may use a number that stands in no question up to two, because a half, a double, a
-# mean and a counter need no word.
+# A program may use these without a word in the question: of a half, a double, a mean, a counter.
 FREE = {Fraction(0), Fraction(1), Fraction(2)}
-SMALL = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-         "seventeen eighteen nineteen twenty").split()
+SMALL = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+         "sixteen seventeen eighteen nineteen twenty").split()
+# Numbers that other words say, of which the plural is known, too.
+SAID = """30 thirty, 40 forty, 50 fifty, 60 sixty, 70 seventy, 80 eighty, 90 ninety, 100 hundred, 1000
+thousand, 1000000 million, 12 dozen, 2 half, 3 third, 3 triple, 4 quarter, 5 fifth, 100 percent, 100 %,
+100 cent, 10 decade, 100 century, 60 minute, 60 hour, 3600 hour, 24 day, 7 week, 14 fortnight, 30 month,
+12 month, 12 year, 52 year, 365 year, 1000 kg, 1000 kilogram, 1000 km, 1000 kilometer, 1000 kilometre, 100
+m, 100 meter, 100 metre, 1000 litre, 1000 liter"""
 WORDS = {word: [n] for n, word in enumerate(SMALL)}
-WORDS |= dict(thirty=[30], forty=[40], fifty=[50], sixty=[60], seventy=[70], eighty=[80], ninety=[90],
-              hundred=[100], thousand=[1000], million=[10**6], dozen=[12], half=[2], third=[3], triple=[3],
-              thrice=[3], quarter=[4], fifth=[5], percent=[100], cent=[100], century=[100], decade=[10],
-              minute=[60], hour=[60, 3600], day=[24], week=[7], fortnight=[14], month=[12, 30],
-              year=[12, 52, 365], kilogram=[1000], kilometer=[1000], litre=[1000], liter=[1000],
-              meter=[100, 1000], centimeter=[10, 100])
-ALIASES = {"%": "percent", "kg": "kilogram", "km": "kilometer", "m": "meter", "metre": "meter", "cm": "centimeter",
-           "kilometre": "kilometer", "centimetre": "centimeter"}
+for entry in SAID.split(","):
+    number, word = entry.split()
+    WORDS.setdefault(word, []).append(int(number))
 
 
 def rational(text: str) -> Fraction:
-    """Returns the number that an answer is, exactly: digits, perhaps with a sign, a currency before it, commas
-    between thousands, decimals or a denominator (-3.5, $1,250, 3/4). Raises Refused for anything else."""
-    stated = ANSWER.fullmatch(text.strip().strip("*`$")) if len(text) <= MAX_CHARS else None
+    """Returns the number that an answer is, exactly: digits, perhaps with a sign, a currency before it,
+    commas between thousands, decimals or a denominator (-3.5, $1,250, 3/4). Raises Refused for anything
+    else."""
+    stated = ANSWER.fullmatch(text[:MAX_CHARS].strip().strip("*`$"))
     refuse_unless(stated, "not_a_number")
     sign, above, below = stated.groups()
     denominator = fraction(below or "1")
     refuse_unless(denominator, "not_a_number")
     value = fraction(above) / denominator
-    if sign == "-":
-        return -value
-    return value
+    return -value if sign == "-" else value
 
 
 def fraction(number: str) -> Fraction:
@@ -69,7 +67,6 @@ def told(question: str) -> set[Fraction]:
         if word[-1].isdigit():
             said = [fraction(word)]
         else:
-            word = ALIASES.get(word, word)
             said = WORDS.get(word) or WORDS.get(word.removesuffix("s"), [])
         for one in said:
             numbers.add(Fraction(one))
@@ -124,8 +121,8 @@ class Math(TaskType):
         return Proposal(self.name, program, ("",), questions[0].strip())
 
     def check(self, proposal: Proposal, limits: Limits) -> None:
-        """As `TaskType.check`, and the question must state the program's numbers. A program without parameters
-        may well be constant."""
+        """As `TaskType.check`, and the question must state the program's numbers. A program without
+        parameters may well be constant."""
         refuse_unless(proposal.message, "no_question")
         super().check(proposal, replace(limits, dull=limits.dull - {"ignores_input"}))
         if "not_told" in limits.dull:

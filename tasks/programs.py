@@ -1,7 +1,7 @@
 """Says what a program may be, and what its syntax tree tells. Nothing here runs the program.
 
-The sandbox is the wall, and finds out what is not deterministic. These checks give the ordinary cases a name, spare the
-sandbox work that cannot succeed, and keep out of the archive what could not be shown to a student.
+The sandbox is the wall, and finds out what is not deterministic. These checks give the ordinary cases a name,
+spare the sandbox work that cannot succeed, and keep out of the archive what could not be shown to a student.
 """
 import ast
 import cmath
@@ -19,10 +19,11 @@ from sandbox.parsing import arguments, parse, unparse
 from tasks.literals import value_text
 from tasks.prompts import FORMATS, show
 
-IMPORTS = frozenset("math itertools functools collections string re heapq bisect operator copy fractions decimal "
-                    "statistics typing dataclasses".split())
+IMPORTS = frozenset("math itertools functools collections string re heapq bisect operator copy fractions "
+                    "decimal statistics typing dataclasses".split())
 # id and hash: hash(None) is an address, the same in every process of one machine and another on the next
-BANNED = frozenset("eval exec compile open input breakpoint globals locals vars exit quit help id hash".split())
+BANNED = frozenset("eval exec compile open input breakpoint globals locals vars exit quit help id "
+                   "hash".split())
 DRAWS = {"random", "NormalDist"}    # what draws random numbers, in modules that may be imported
 DUNDERS = {"__init__", "__name__", "__main__"}                  # special names that do no harm
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -32,7 +33,8 @@ CONTROL = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:think|answer|eos)>|```")
 
 
 def control_of(tokenizer: object) -> re.Pattern:
-    """Returns the pattern of what a text that students see may not hold: CONTROL, and a tokenizer's special tokens."""
+    """Returns the pattern of what a text that students see may not hold: CONTROL, and a tokenizer's special
+    tokens."""
     special = [re.escape(token) for token in tokenizer.all_special_tokens if len(token) > 1]
     return re.compile("|".join([CONTROL.pattern, *special]))
 
@@ -49,8 +51,9 @@ class Limits:
     n_shown: int = 5                    # code_f: pairs that the student sees; the others grade
     max_number: float = math.inf        # in inputs and outputs; those of this size are too large
     max_items: float = math.inf         # longest string or container in inputs and outputs
-    # For what a task is refused although it runs; of a user's own tasks nothing. echo: a copy of what the prompt
-    # shows solves it. not_told: a word problem does not state its numbers. ignores_input: as its function says.
+    # For what a task is refused although it runs; of a user's own tasks nothing. echo: a copy of what the
+    # prompt shows solves it. not_told: a word problem does not state its numbers. ignores_input: as its
+    # function says.
     dull: frozenset[str] = frozenset({"echo", "not_told"})
     theory: str = "prop.mm"             # proof: the Metamath database
     compact: bool = False               # values are displayed without spaces
@@ -90,7 +93,8 @@ class Limits:
 
 @functools.lru_cache(maxsize=16)
 def tree_of(source: str) -> ast.Module:
-    """Returns what `parse` does, for who only reads it. It is kept for the next call, so nobody may change it."""
+    """Returns what `parse` does, for who only reads it. It is kept for the next call, so nobody may change
+    it."""
     return parse(source)
 
 
@@ -103,7 +107,8 @@ def entry(tree: ast.Module) -> ast.FunctionDef | None:
 
 
 def binds_f(source: str) -> bool:
-    """Returns whether a program binds f at its top level, by whatever statement. Raises Refused if it is none."""
+    """Returns whether a program binds f at its top level, by whatever statement. Raises Refused if it is
+    none."""
     parse(source, MAX_ANSWER)           # refuses what could hurt Python's parser, which symtable calls, too
     try:
         with warnings.catch_warnings():
@@ -150,8 +155,8 @@ def drop_remarks(tree: ast.Module) -> ast.Module:
 
 
 def normalise(source: str, max_chars: int, tidy: bool) -> str:
-    """Returns the program, which has to define f. With `tidy` comments, docstrings, annotations and what the top level
-    does to show f at work are left out, because they could state the answer. Raises Refused."""
+    """Returns the program, which has to define f. With `tidy` comments, docstrings, annotations and what the
+    top level does to show f at work are left out, because they could state the answer. Raises Refused."""
     tree = parse(source, max_chars)
     refuse_unless(entry(tree), "no_entry")
     if not tidy:
@@ -171,7 +176,8 @@ def count_statements(source: str) -> int:
 
 
 class Anonymous(ast.NodeTransformer):
-    """Turns the names that a program binds into v0, v1, ... in the order of first use, and constants into their type."""
+    """Turns the names that a program binds into v0, v1, ... in the order of first use, and constants into
+    their type."""
 
     def __init__(self, tree: ast.Module):
         self.bound = bound_names(tree)
@@ -197,9 +203,9 @@ class Anonymous(ast.NodeTransformer):
 
 
 def structural_hash(source: str) -> str:
-    """Returns a hash of a program's structure. It is the same under renaming, other constants of the same type,
-    remarks and layout. It is another for other operators, calls, control flow, and names that the program does
-    not define itself (len is not max)."""
+    """Returns a hash of a program's structure. It is the same under renaming, other constants of the same
+    type, remarks and layout. It is another for other operators, calls, control flow, and names that the
+    program does not define itself (len is not max)."""
     tree = drop_remarks(parse(source))
     return digest(ast.dump(Anonymous(tree).visit(tree)))
 
@@ -241,7 +247,8 @@ def check_program(source: str, limits: Limits) -> None:
 
 
 def ignores_input(function: ast.FunctionDef) -> bool:
-    """Returns whether every parameter is overwritten before it is read, or never read (straight-line code only)."""
+    """Returns whether every parameter is overwritten before it is read, or never read (straight-line code
+    only)."""
     alive = set()
     for node in ast.iter_child_nodes(function.args):
         if isinstance(node, ast.arg):
@@ -297,4 +304,4 @@ def check_value(value: object, limits: Limits) -> None:
     text = show(value, limits.compact)
     refuse_unless(len(text) <= limits.output_chars, "output_too_long")
     refuse_unless(not limits.control.search(text), "control_text")
-    value_text(text)                    # raises where no answer could state it: a set of frozensets has no literal
+    value_text(text)            # raises if no answer could state it: a set of frozensets has no literal

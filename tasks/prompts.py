@@ -1,4 +1,4 @@
-"""The ways of talking to a model: every word it is shown, and how its text is cut into blocks.
+"""Holds the ways of talking to a model: every word that it is shown, and how its text is cut into blocks.
 
 A task type is one row of TEMPLATES. A prompt format is one row of FORMATS: what it makes of a template,
 how the answer opens, and the splitter that turns text into (tag, body) blocks. `micro` is the compact
@@ -17,7 +17,7 @@ from tasks.literals import Blocks, read_blocks
 
 
 def fenced(tag: str, body: str) -> str:
-    """A block of Markdown."""
+    """Returns a block of Markdown."""
     return f"```{tag}\n{body}\n```\n"
 
 
@@ -29,9 +29,9 @@ PAIR = INPUT + OUTPUT
 
 @dataclass(frozen=True)
 class Solved:
-    """A task with its solution, as a student is to write it. The thoughts are sentences, and short: an answer
-    becomes as long as those that it has seen, and traces line by line led a model of 0.5B into loops. After
-    one solved task it ended without its block more often than not; so there are two."""
+    """Holds a task with its solution, as a student is to write it. The thoughts are sentences, and short: an
+    answer becomes as long as those that it has seen, and traces line by line led a model of 0.5B into loops.
+    After one solved task it ended without its block more often than not; so there are two."""
     fields: dict[str, str]                  # what the template says of the task, by name
     thoughts: str
     answer: str                             # what stands in its block
@@ -39,8 +39,8 @@ class Solved:
 
 @dataclass(frozen=True)
 class Template:
-    """What is said of one task type; what is left "" is not served. {names} are those that `TaskType.propose`
-    and `TaskType.fields` fill in. FINAL or AT_ONCE follows `solve`."""
+    """Holds what is said of one task type; what is left "" is not served. {names} are those that
+    `TaskType.propose` and `TaskType.fields` fill in. FINAL or AT_ONCE follows `solve`."""
     propose: str = ""                       # what a teacher is asked in chat, direct and base
     opening: str = ""                       # of its answer in chat and direct
     example: str = INPUT + PROGRAM          # how a task is shown to it
@@ -188,8 +188,9 @@ LOGIC_TOPICS = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the model is asked; `prefix` is the opening of its own answer, `system` a chat's first message,
-    `turns` what was asked and answered before, `closing` a text that ends its answer (else the format's)."""
+    """Holds what the model is asked. `prefix` is the opening of its own answer, `system` a chat's first
+    message, `turns` what was asked and answered before, `closing` a text that ends its answer (else the
+    format's)."""
     user: str
     prefix: str = ""
     system: str = ""
@@ -197,7 +198,7 @@ class Prompt:
     closing: str = ""
 
     def filled(self, **fields: object) -> "Prompt":
-        """With these in place of its {names}."""
+        """Returns the prompt with these in place of its {names}."""
         return replace(self, user=self.user.format(**fields), prefix=self.prefix.format(**fields))
 
 
@@ -208,8 +209,8 @@ MICRO_TAGS = {"=": "answer", "<": "trace", ">": "trace", "?": "question"}
 
 
 def micro_blocks(text: str) -> Blocks:
-    """The compact protocol: "f(...)" lines are inputs, a "=..." line an answer, "<" and ">" lines a trace,
-    "?" lines together a question, the rest a program."""
+    """Returns the blocks of the compact protocol: "f(...)" lines are inputs, a "=..." line an answer, "<" and
+    ">" lines a trace, "?" lines together a question, the rest a program."""
     blocks = []
     for line in text.strip("\n").split("\n"):
         tag = MICRO_TAGS.get(line[:1], "python")
@@ -228,8 +229,9 @@ def micro_blocks(text: str) -> Blocks:
 
 
 def fenced_blocks(text: str) -> Blocks:
-    """Fenced blocks as (language or "", body), in order, then the boxes of LaTeX as ("boxed", body). Only the
-    answer counts where there are answer tags; an answer without fences is one ("answer", body)."""
+    """Returns fenced blocks as (name or "", body), in order, then the boxes of LaTeX as ("boxed", body). If
+    there are answer tags, only what stands between the last ones counts; without fences it is one ("answer",
+    body)."""
     tagged = "<answer>" in text
     if tagged:                          # the last of them: a model may correct itself
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
@@ -240,9 +242,10 @@ def fenced_blocks(text: str) -> Blocks:
 
 
 def concluded(text: str, prompt_format: str) -> str:
-    """What an answer, its opening included, says once it has thought: "" where it was cut off while thinking,
-    for whatever stands there is a guess. In the envelope (base, eval's name for it: envelope) an answer tag
-    ends the thinking, too, and what follows the first answer is a base model's talk with itself."""
+    """Returns what an answer, its opening included, says once it has thought; "" if it was cut off while
+    thinking, because whatever stands there is a guess. In the envelope (base, which eval calls envelope) an
+    answer tag ends the thinking, too, and what follows the first answer is a base model's talk with
+    itself."""
     if prompt_format == "micro":        # its traces have no tags
         return text
     enveloped = prompt_format in ("base", "envelope")
@@ -257,7 +260,7 @@ def concluded(text: str, prompt_format: str) -> str:
 
 
 def envelope_blocks(text: str) -> Blocks:
-    """As `fenced_blocks`, for base models: without an answer tag there is none."""
+    """Returns `fenced_blocks` for base models, none without an answer tag."""
     if "<answer>" not in text:
         return []
     return fenced_blocks(text)
@@ -265,7 +268,7 @@ def envelope_blocks(text: str) -> Blocks:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """One way of talking to a model."""
+    """Holds one way of talking to a model."""
     propose: Prompt                         # what a teacher is asked, of a Template t
     solve: Prompt                           # the same of a student
     blocks: Callable[[str], Blocks]
@@ -282,7 +285,8 @@ FORMATS = {
                           "f({input})={output}\n", strict=True, tidy=False),
     "chat": PromptFormat(Prompt("{t.propose}", "{t.opening}"), Prompt(FINAL), fenced_blocks,
                          solution="Steps:\n{thoughts}\n\nAnswer:\n```{tag}\n{answer}\n```"),
-    # Its answer ends with its fence, alone in a line: nothing pays for an end, so students come to explain behind it.
+    # Its answer ends with its fence, alone in a line. Nothing pays for an end, so students come to explain
+    # behind it.
     "direct": PromptFormat(Prompt("{t.propose}", "{t.opening}"),
                            Prompt(AT_ONCE, "```{{tag}}\n", closing="\n```\n"), fenced_blocks, thinking=False),
     "base": PromptFormat(Prompt("{t.propose}", "<think>"), Prompt(FINAL, "<think>"), envelope_blocks,
@@ -291,7 +295,7 @@ FORMATS = {
 
 
 class Answer:
-    """What a model wrote, its opening included, as its prompt format cuts it."""
+    """Holds what a model wrote, its opening included, as its prompt format cuts it."""
 
     def __init__(self, text: str, prompt_format: str):
         self.text = text
@@ -299,27 +303,29 @@ class Answer:
         self.blocks = self.form.blocks(concluded(text, prompt_format))
 
     def bodies(self, *tags: str) -> list[str]:
-        """Of the blocks under one of these tags."""
+        """Returns the bodies of the blocks under one of these tags."""
         return [body for tag, body in self.blocks if tag in tags]
 
     def bodies_or_first(self, tag: str) -> list[str]:
-        """Of the blocks under a tag; without any, of the first block, if it is nameless or Python's."""
+        """Returns the bodies of the blocks under a tag. Without any it returns that of the first block, if it
+        is nameless or Python's."""
         named = self.bodies(tag)
         if not named and self.blocks and self.blocks[0][0] in ("", "python"):
             return [self.blocks[0][1]]
         return named
 
     def admits(self, *tags: str) -> bool:
-        """Whether the blocks may stand for those of these tags: exactly they, where it is strict."""
+        """Returns whether the blocks may stand for those of these tags. A strict format wants exactly
+        these."""
         if not self.form.strict:
             return True
         return [tag for tag, _ in self.blocks] == list(tags)
 
     def candidates(self, tags: tuple[str, ...]) -> list[str]:
-        """Returns the bodies of the blocks that may hold a student's answer, the likeliest last: those under the
-        first of these tags, which was asked for, before those under the others, and these before blocks that are not
-        named for another part of a task. In the compact protocol the last block alone may be the answer, and a
-        program is all that there is."""
+        """Returns the bodies of the blocks that may hold a student's answer, the likeliest last. Blocks under
+        the first of these tags, which was asked for, are likelier than those under the others, and these than
+        blocks that are not named for another part of a task. In the compact protocol the last block alone may
+        be the answer, and a program is all that there is."""
         if self.form.strict:
             if "python" in tags:
                 return self.bodies("python") if self.admits("python") else []
@@ -332,7 +338,8 @@ class Answer:
 
 
 def template(kind: str, prompt_format: str, phase: str) -> Prompt:
-    """What is asked in "propose" or "solve", its {names} not filled in. Raises UserError if nothing is."""
+    """Returns what is asked in "propose" or "solve", its {names} not filled in. Raises UserError if nothing
+    is."""
     asked = getattr(FORMATS[prompt_format], phase)
     # A new type without a template is asked nothing, which is said below.
     prompt = asked.filled(t=TEMPLATES.get(kind, Template()))
@@ -343,7 +350,7 @@ def template(kind: str, prompt_format: str, phase: str) -> Prompt:
 
 
 def reasoning(text: str, prompt_format: str) -> str:
-    """The reasoning in an answer, its opening included; "" where it answers at once."""
+    """Returns the reasoning in an answer, its opening included; "" if it answers at once."""
     if prompt_format == "micro":
         return "\n".join(Answer(text, prompt_format).bodies("trace"))
     if prompt_format == "base":
@@ -358,7 +365,7 @@ BRACKETS = {list: "[]", tuple: "()", dict: "{}", set: "{}", frozenset: "{}"}
 
 
 def show(value: object, compact: bool = False) -> str:
-    """Python literal of a plain value; sets are sorted, as their own order depends on the hash seed."""
+    """Returns a plain value as Python's literal. Sets are sorted, as their order depends on the hash seed."""
     if type(value) not in BRACKETS:
         return repr(value)
     if value == set():

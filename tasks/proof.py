@@ -1,7 +1,7 @@
 """Theorems: a teacher states and proves one over a Metamath database; a student proves it again.
 
-This file, metamath.py and theories/ are a corner of their own: nothing else names them but one row of TASK_TYPES, which
-imports them when it is asked for (--task-types proof).
+This file, metamath.py and theories/ are a corner of their own: nothing else names them but one row of
+TASK_TYPES, which imports them when it is asked for (--task-types proof).
 
 A task's message is the statement, its input the teacher's proof, and its program what that proof cites, step
 by step. Nothing runs: a proof is data to metamath.py, which bounds its work.

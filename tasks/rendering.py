@@ -1,4 +1,4 @@
-"""Prompts into token ids, and token ids back into texts.
+"""Turns prompts into token ids, and token ids back into texts.
 
 The words are those of prompts.py. Here the base has its say: its chat template, its special tokens and its
 decoder, which differ from family to family.
@@ -10,9 +10,8 @@ from tasks.prompts import ENVELOPE, FORMATS, THINK, THOUGHT, TURN, Prompt
 
 
 def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begins: bool = True) -> str:
-    """Messages by the tokenizer's chat template. begins: the assistant's turn follows; day: the date that a
-    template is told which writes one (YYYY-MM-DD; "" = today). Raises UserError where there is no template,
-    or it raises: it is a program of the base's makers."""
+    """Returns messages as the tokenizer's chat template writes them. begins: the assistant's turn follows.
+    Raises UserError if there is no template, or if it raises: it is a program of the base's makers."""
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False,
                                              add_generation_prompt=begins,
@@ -24,8 +23,8 @@ def chat_text(messages: list[dict], prompt_format: str, tokenizer: object, begin
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt as a model is given it, and what of the model's answer it holds already: a prefix, or the
-    "<think>" of a template that opens the thinking itself. Parsers are shown the opening and the answer.
+    """Holds a prompt as a model is given it, and what of the model's answer it holds already: a prefix, or
+    the "<think>" of a template that opens the thinking itself. Parsers are shown the opening and the answer.
     closing: a text that ends the answer; "" = the end token alone does."""
     ids: list[int]
     opening: str = ""
@@ -33,8 +32,8 @@ class Rendered:
 
 
 def render(prompt: Prompt, prompt_format: str, tokenizer: object) -> Rendered:
-    """Token ids of a prompt and its prefix, tokenised together: tokenizers of the SentencePiece kind put a
-    space before a text that stands alone. day: as in `chat_text`.
+    """Returns the token ids of a prompt and its prefix. They are tokenised together, because tokenizers of
+    the SentencePiece kind put a space before a text that stands alone.
 
     Where a template ends inside thinking, a prefix would become a thought, and a student that is to answer at
     once (direct) would think: there the thinking is closed first, with nothing in it.
@@ -73,31 +72,22 @@ def render(prompt: Prompt, prompt_format: str, tokenizer: object) -> Rendered:
 
 
 def open_thought(turn: str) -> str:
-    """The thinking that the beginning of an assistant's turn leaves open, with its tag; "" where it does not
-    think."""
+    """Returns the thinking that the beginning of an assistant's turn leaves open, with its tag; "" if it does
+    not think."""
     _, tag, thought = turn.rpartition(THINK)
     if THOUGHT in thought:
         return ""
     return tag and tag + thought
 
 
-def decode_answers(answers: list[list[int]], tokenizer: object, special: bool = True) -> list[str]:
-    """The texts of answers' token ids, as they go on where a prompt ends. special: with the tokenizer's
-    special tokens, else of these with the tags of thinking alone.
+def decode_answers(answers: list[list[int]], tokenizer: object) -> list[str]:
+    """Returns the texts of answers' token ids, special tokens included, as they go on where a prompt ends.
 
     An answer is decoded behind a letter, which is taken away again: decoders of the SentencePiece kind drop
-    the space that a text begins with. Behind its prompt it would not do: where an answer begins with half a
-    character in bytes, they make the bytes before it, such as a line's end, unreadable as well.
-    """
-    dropped = set()
-    if not special:
-        for token, added in tokenizer.added_tokens_decoder.items():
-            if added.special and added.content not in (THINK, THOUGHT):
-                dropped.add(token)
+    the space that a text begins with. Behind its prompt it would not do: if an answer begins with half a
+    character in bytes, they make the bytes before it, such as a line's end, unreadable as well."""
     letter = tokenizer("a", add_special_tokens=False).input_ids
-    rows = []
-    for answer in answers:
-        rows.append(letter + [token for token in answer if token not in dropped])
+    rows = [letter + answer for answer in answers]
     # Cleaning up would take the spaces before punctuation from a program.
     how = dict(skip_special_tokens=False, clean_up_tokenization_spaces=False)
     n = len(tokenizer.decode(letter, **how))

@@ -40,12 +40,10 @@ def test_half_a_character_leaves_the_others_alone():
     assert decode_answers([half, half[1:], []], wrapped) == ["\ufffdx ", "x ", ""]
 
 
-def test_special_tokens_are_kept_or_dropped_but_not_the_tags_of_thinking():
+def test_special_tokens_are_kept():
     wrapped = fast(byte_level(("<|end|>", "<|im_start|>", "<think>", "</think>")), CHATML, eos_token="<|end|>")
     ids = wrapped("<think>x</think><|im_start|>5", add_special_tokens=False).input_ids
-    assert len(ids) == 5, "the tags are tokens, and special ones"
-    assert decode_answers([ids], wrapped) == ["<think>x</think><|im_start|>5"]
-    assert decode_answers([ids], wrapped, special=False) == ["<think>x</think>5"]
+    assert len(ids) == 5 and decode_answers([ids], wrapped) == ["<think>x</think><|im_start|>5"]
 
 
 @pytest.mark.parametrize("prompt_format, prefix", [("direct", "```output\n"), ("base", "<think>"), ("chat", "Example about x:\n\n```input\n[")])
