@@ -58,7 +58,8 @@ def members_of(members: list[Member], role: str) -> list[Member]:
 
 def member_order(name: str) -> tuple[int, int, str]:
     """Returns a sort key for members' names: T2 before T10 before S0, as slots are numbered."""
-    return "TS".find(name[0]), len(name), name
+    initials = "".join(role[0].upper() for role in ROLES)
+    return initials.find(name[0]), len(name), name
 
 
 # --- learning rates -----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import measure
 import run
 import train
 from common import Stopped, UserError
+from evolve import ROLES
 from lora import Adapters
 from run import LOGS, RunDir, free_memory, members_dir, memory_plan, stop_flag
 from weights import read_config
@@ -308,7 +309,7 @@ def test_the_plan_counts_weights_and_adapters(base, micro_base):
     cfg = config.resolve_config(config.Config(rank=512), "micro")
     table, fits = memory_plan(cfg, read_config(micro_base), torch.float32, 1e9)
     weights, adapters, cache, *_ = [float(line.split()[0]) for line in table.splitlines()]
-    n = sum(p.numel() for p in Adapters.on(base.model, 8, 512, 32.0).parameters())
+    n = sum(p.numel() for p in Adapters.on(base.model, 4 * len(ROLES), 512, 32.0).parameters())
     assert weights == pytest.approx(sum(p.numel() for p in base.model.parameters()) * 4 / 2 ** 30, abs=.01)
     assert adapters == pytest.approx(n * 16 / 2 ** 30, abs=.01) and adapters > .1
     m = base.model.cfg
