@@ -364,12 +364,13 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, list[int]]:
     path = ranks.broadcast(lambda: str(choose_directory(cfg)))
     run = ranks.together(lambda: RunDir(path, ranks.rank == 0))     # from here on nobody else writes there
     steps = ranks.broadcast(run.steps)
+    is_new = not steps and not run.rows("metrics.jsonl")
+    demand(cfg.resume or is_new, f"{run.path} holds an earlier run: python train.py --resume {run} goes on "
+           "with it, another --name begins anew")
     if not steps:
-        demand(not cfg.resume, f"--resume {cfg.resume}: no checkpoint there")
         run.cut_logs({})                # killed before its first checkpoint: the steps come again
-        return run, []
-    demand(cfg.resume, f"{run.path} holds an earlier run: python train.py --resume {run} goes on with it, "
-           "another --name begins anew")
+    if not cfg.resume:
+        return run, steps
     before, now = run.config(), flags_of(cfg)
     changed = []
     for name in now.keys() - set(FREE):

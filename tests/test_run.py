@@ -102,7 +102,7 @@ def test_killed_before_the_first_checkpoint_begins_anew(flags, whole, tmp_path):
     process = begin(0, **later)
     process.kill()
     process.wait()
-    assert len(rows(play(**later))) == STEPS
+    assert len(rows(play(**later | dict(resume=tmp_path / "run")))) == STEPS
 
 
 @pytest.mark.slow
@@ -204,7 +204,12 @@ def test_resume_names_what_differs(flags, copy):
     refused(r"other flags: --proposals-per-prompt \(4 -> 5\), --seed \(3 -> 4\)", **flags(out, resume=copy, proposals_per_prompt=5, seed=4))
     refused(f"holds an earlier run: python train.py --resume {copy} goes on with it", **flags(out))
     refused("no such directory", **flags(out, resume=out / "nowhere"))
-    refused("no checkpoint there", **flags(out, resume=out))
+    refused("holds no run", **flags(out, resume=out))
+    for path in copy.glob("step_*"):
+        shutil.move(path, out)
+    refused("holds an earlier run", **flags(out))               # whose logs would be lost
+    for path in out.glob("step_*"):
+        shutil.move(path, copy)
     held = RunDir(copy)
     refused("in use by a run that still goes", **flags(out, resume=copy))
     del held
