@@ -10,9 +10,9 @@ goes through one batch, by one of four products that compute the same (LOG.md ha
     dense     every row through all members, then 0 in place of what is not its own member's: no order is
               needed and no value is looked at, but there is k times the arithmetic; for decoding
 
-No member changes another's row or gradient, whatever its factors hold. The first three never bring two members
-together. The last masks, because 0 times NaN is NaN. Layers that read the same x (q, k, v; gate, up) share
-the first product.
+No member changes another's row or gradient, whatever its factors hold. The first three never bring two
+members together. The last masks, because 0 times NaN is NaN. Layers that read the same x (q, k, v; gate, up)
+share the first product.
 """
 import math
 from collections.abc import Callable, Iterable
