@@ -74,12 +74,15 @@ class TrueSkill:
         c2 = 2.0 * self.beta ** 2 + var_w + var_l           # variance of the difference of performances
         c = math.sqrt(c2)
         margin = NormalDist().inv_cdf((self.p_draw + 1.0) / 2.0) * SQRT2 * self.beta
+        t = (winner.mu - loser.mu) / c
         moments = draw_moments if draw else win_moments
-        v, w = moments((winner.mu - loser.mu) / c, margin / c)
+        v, w = moments(t, margin / c)
         mu_w = winner.mu + var_w * v / c
         mu_l = loser.mu - var_l * v / c
-        sigma_w = math.sqrt(var_w * (1.0 - w * var_w / c2))
-        sigma_l = math.sqrt(var_l * (1.0 - w * var_l / c2))
+        left_w = 1.0 - w * var_w / c2                       # share of the variance that is left
+        left_l = 1.0 - w * var_l / c2
+        sigma_w = math.sqrt(var_w * left_w)
+        sigma_l = math.sqrt(var_l * left_l)
         return Rating(mu_w, sigma_w), Rating(mu_l, sigma_l)
 
     def p_win(self, a: Rating, b: Rating) -> float:
