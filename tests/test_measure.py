@@ -189,11 +189,11 @@ def test_no_control_reaches_the_terminal(bad):
 
 
 def test_a_line_stands_under_its_header():
-    members = {f"{role[0].upper()}0": dict(role=role, mu=20.0) for role in ROLES} | {"S1": dict(role="student", mu=26.25)}
+    members = {f"{role[0].upper()}0": dict(role=role, mu=20.0) for role in ROLES} | {"S1": dict(role="student", mu=26.3)}
     line = measure.line(dict(step=7, valid=.5, statements=None, solve_rate=.25, think=0.0, teacher_reward=-.5, unique_structures=12, members=members,
                              seconds=dict(solve=1.0, update=.5), births=["S2"], skipped=[], sandbox_failures=0, heldout_greedy=dict(S0=.5, S1=.7)))
     cells = dict(zip(measure.WIDTHS, re.findall(r"-?[\d.]+|-|[A-Z]\d \S+", line)))
     assert cells.items() >= {"step": "7", "valid": "0.50", "statements": "-", "solve": "0.25", "base": "-", "heldout": "0.60", "think": "0.00",
-                     "reward": "-0.50", "unique": "12", "best T": "T0 20.0", "best S": "S1 26.2", "sec": "1.5"}.items()
+                     "reward": "-0.50", "unique": "12", "best T": "T0 20.0", "best S": "S1 26.3", "sec": "1.5"}.items()
     assert "births: ['S2']" in line and "skipped" not in line
     assert line[:len(measure.HEADER)].rindex("1.5") + 3 == len(measure.HEADER)

@@ -13,7 +13,7 @@ from common import UserError
 from config import Config
 from generate import Prompts, SamplingParams, generate
 from model import Base
-from ranks import ALONE, Ranks, pick_dtype
+from ranks import ALONE, Ranks
 from run import RunDir
 from weights import load_model
 
@@ -56,11 +56,6 @@ def test_a_place_among_no_processes_is_refused(monkeypatch, rank, world):
         monkeypatch.setenv("WORLD_SIZE", world)
     with pytest.raises(UserError, match=f"RANK is {rank} .*start by torchrun"):
         Ranks.join("cpu")
-
-
-def test_number_formats():
-    cpu = torch.device("cpu")
-    assert [pick_dtype(name, cpu) for name in ("auto", "int8", "bfloat16")] == ["float32", "float32", "bfloat16"]
 
 
 SIZES = dict(steps=3, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,

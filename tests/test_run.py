@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -163,6 +162,7 @@ def test_the_best_checkpoint_is_the_state_that_was_probed(micro_base, tmp_path, 
     path = play(**SMALL | dict(base=micro_base, out=tmp_path, name="run", steps=4, keep=1, max_new_tokens=48))
     assert {p.name for p in path.glob("step_*")} == {"step_1", "step_4"} and os.readlink(path / "best") == "step_1"
     assert "0.50 at the best, 0.50 at the last" in (told := capsys.readouterr().out) and "best checkpoint is step_1" in told
+    assert told.count("ends about ") == 1, "after three steps"
     assert members_dir(path) == path / "best" and members_dir(path / "step_4") == path / "step_4"
     short = play(**SMALL | dict(base=micro_base, out=tmp_path, name="short", max_new_tokens=48))
     for name in ("T0", "S0"):                       # step_1 is what the first step made
@@ -363,10 +363,3 @@ def test_all_processes_halt_together(flags, tmp_path):
                           cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 1 and done.stderr.count("halted by --halt-on") == 1 and "exitcode  : 3" in done.stderr, done.stderr
     assert RunDir(tmp_path / "run", writes=False).steps()[-1] == 2 == len(rows(tmp_path / "run"))
-
-
-def test_the_end_is_told_after_three_steps(whole):
-    lines = [dict(seconds=dict(solve=2.0, update=1.0)), dict(seconds=dict(solve=1.0))]
-    about = time.time() + 2 * 60
-    assert measure.ends_about(lines, 60) in {f"ends about {time.strftime('%H:%M', time.localtime(about + s))}" for s in (-1, 0, 1)}
-    assert " on " in measure.ends_about(lines, 100_000)
