@@ -22,7 +22,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sandbox.values import decode, same
-from sandbox.walls import NOBODY
 from verifier import Job, Sandbox
 
 MARKS = "/tmp/attack_mark"                  # the folder as programs name it
@@ -35,24 +34,21 @@ COUNTS_AS = {"MemoryError": ("error", "timeout"), "unsupported": ("error", "fail
              "too big": ("error", "fail", "malformed"), "killed": ("crash", "error"), "nondeterministic": ("nondet",), "not a literal": ("error",)}
 
 
-def processes(sandbox):
-    """Ids of what programs may have left behind: of the right user, orphaned or below a fork server."""
-    users = {NOBODY, os.getuid() or NOBODY}
-    parents = {"1", *(str(server.process.pid) for server in sandbox.scheduler.servers)}
-    found = set()
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):                  # it ended meanwhile
-            parent = (path / "stat").read_text().rsplit(")", 1)[1].split()[1]
-            if parent in parents and path.stat().st_uid in users:
-                found.add(int(path.name))
+def left_over(sandbox, tries=20):
+    """Ids of processes that programs have left behind: of a fork server's session, which no program can leave. A child that
+    has answered is gone before its verdict; one that was killed with its fork server takes a moment."""
+    servers = {str(server.process.pid) for server in sandbox.scheduler.servers}
+    for _ in range(tries):
+        found = set()
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):              # it ended meanwhile
+                session = (path / "stat").read_text().rsplit(")", 1)[1].split()[3]
+                if session in servers and path.name not in servers:
+                    found.add(path.name)
+        if not found:
+            break
+        time.sleep(0.1)
     return found
-
-
-def left_over(sandbox, before):
-    """Ids that are new and stay; fork servers of another trainer that dies are orphans for a moment too."""
-    if new := processes(sandbox) - before:
-        time.sleep(0.5)
-    return new and new & processes(sandbox)
 
 
 @contextlib.contextmanager
@@ -119,7 +115,6 @@ def assault(sandbox, code, want, answer, outside):
     """-> (class, what happened) of one program, whose honest verdicts want names."""
     want = set(want.split("|"))
     sandbox.run([SECRETIVE])
-    before = processes(sandbox)
     is_task = bool(want & {"det", "nondet"})                # run as a proposal is, by its real path
     job = Job(code.replace(MARKS, outside.folder), (threes(code),), deterministic=is_task)
     verdict, took, late = timed(sandbox, job)
@@ -127,7 +122,7 @@ def assault(sandbox, code, want, answer, outside):
         verdict, = sandbox.run([replace(job, cpu_s=4 * sandbox.scheduler.limits.cpu_s)])
     honest, = sandbox.run([HONEST])
     got, value, error = labels(verdict, answer, want), verdict.outputs[0] or "", verdict.errors[0] or ""
-    done = outside() + [f"process {pid}" for pid in left_over(sandbox, before)]
+    done = outside() + [f"process {pid}" for pid in left_over(sandbox)]
     text = f"{'/'.join(sorted(got)):13} {took:.2f} s  {error[:60] or value[:60]}"
     if done or value.startswith('"LEAK'):
         return "escaped", f"{text} {done}"

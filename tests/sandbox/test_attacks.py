@@ -2,12 +2,14 @@
 import json
 import os
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import siege as siege_module
-from cases import ROOT, one
-from siege import assault, battlefield, siege
+from cases import LOOP, ROOT, one
+from siege import assault, battlefield, left_over, siege
 
 from verifier import Sandbox
 
@@ -42,12 +44,18 @@ def test_attacks_cover_every_family():
     assert len(ATTACKS) == 203 and {name.split()[0] for name, _, _ in ATTACKS} == set(families.split())
 
 
-def test_what_happens_outside_is_seen():
+def test_what_happens_outside_is_seen(narrow):
     with battlefield() as outside, battlefield() as another:
         assert outside() == [] and os.stat(outside.folder).st_mode & 0o777 == 0o777
         os.remove(os.path.join(outside.folder, "keep"))
         os.mkdir(os.path.join(outside.folder, "made"))
         assert outside() == ["keep", "made"] and another() == []
+    with ThreadPoolExecutor() as pool:
+        verdict = pool.submit(one, narrow, LOOP, "2", cpu_s=1)
+        while not verdict.done() and not left_over(narrow, tries=1):
+            time.sleep(0.01)
+        assert not verdict.done(), "the process at work was seen"
+    assert left_over(narrow) == set()
 
 
 def test_walls_of_the_wide_profile(wide, outside):
