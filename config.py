@@ -254,10 +254,13 @@ def parse_args(description: str | None, argv: list[str] | None = None) -> dict[s
         if default_of(f):
             help += f" ({default_of(f)})"
         help = help.replace("%", "%%")              # to argparse a % begins a placeholder
+        metavar = f.name.upper()
+        if f.metadata["choices"] and f.type is str:
+            metavar = f"{{{','.join(f.metadata['choices'])}}}"
         if f.type is bool:
             group.add_argument(spelled(f.name), action="store_true", help=help)
         else:
-            group.add_argument(spelled(f.name), metavar=f.name.upper(), help=help)
+            group.add_argument(spelled(f.name), metavar=metavar, help=help)
     given, unknown = parser.parse_known_args(argv)
     for word in unknown:
         name = word.partition("=")[0].replace("_", "-")
