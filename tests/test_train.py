@@ -13,6 +13,7 @@ from tiny_run import TORCHRUN, play, rows, words
 import config
 import train
 from common import UserError
+from evolve import ROLES
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
 from rewards import INVALID
 from run import LOGS
@@ -48,7 +49,7 @@ def test_two_steps(run, i, mode):
     assert [row["step"] for row in metrics] == [0, 1] and len(tasks) == 4 * 3 * 2 and len(matches) == 2 * 3
     allowed = dict(mixed=[*MUTATIONS, *CROSSOVERS], mutation=MUTATIONS, crossover=CROSSOVERS, none=[]).get(mode, [mode])
     assert all(b["operator"] in allowed or b["note"] for b in births) and bool(births) == (mode != "none")
-    assert len({m for row in metrics for m in row["members"]}) == 6 + sum(b["step"] == 0 for b in births)
+    assert len({m for row in metrics for m in row["members"]}) == 3 * len(ROLES) + sum(b["step"] == 0 for b in births)
     for row in metrics:
         gap = 0.1 if switches["dtype"] == "bfloat16" else 1e-3
         assert row["skipped"] == [] and row["train_rollout_logprob_diff"] < gap, "rollout and training disagree"
@@ -67,7 +68,7 @@ def test_the_table_covers_every_choice():
 def test_single(run):
     path = run(single=True, pop=2, evolve_every=8)
     assert {p.name for p in (path / "step_2").iterdir()} == {"T0", "optimizer", "state.json"}
-    assert not rows(path, "genealogy") and sorted(rows(path)[0]["members"]) == ["S0", "T0"]
+    assert not rows(path, "genealogy") and sorted(rows(path)[0]["members"]) == sorted(f"{role[0].upper()}0" for role in ROLES)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +84,9 @@ def test_files_of_a_run(finished):
     given, env = (json.loads((finished / name).read_text()) for name in ("config.json", "env.json"))
     assert given["pop"] == 4 and given["lr"] == config.PRESETS["micro"]["lr"] and None not in given.values()
     assert {"commit", "python", "torch", "device", "processes", "threads"} <= set(env) and given["dtype"] == "float32"
-    living = {b["child"] for b in rows(finished, "genealogy")} | {"T0", "T1", "S0", "S1"}
+    living = {b["child"] for b in rows(finished, "genealogy")} | {f"{role[0].upper()}{i}" for role in ROLES for i in (0, 1)}
     members = {p.name for p in (finished / "step_4").iterdir()} - {"state.json", "optimizer"}
-    assert len(members) == 4 and members < living
+    assert len(members) == 2 * len(ROLES) and members < living
     assert not list(finished.rglob("model.safetensors")), "the base is never copied"
 
 
@@ -94,7 +95,7 @@ def test_metrics(finished):
     metrics = rows(finished)
     for row in metrics:
         assert ("heldout_greedy" in row) == ("student_solve" in row) == (row["step"] in (0, 2, 3)), row["step"]
-        assert set(row["task_types"]) == {"code_o", "code_i", "code_f"} and len(row["members"]) == 4
+        assert set(row["task_types"]) == {"code_o", "code_i", "code_f"} and len(row["members"]) == 2 * len(ROLES)
         assert set(row["seconds"]) == set("propose verify solve probe update measure evolve".split())
         assert sum(row["reasons"].values()) == round((1 - row["valid"]) * row["n"])
     assert [row["tokens_generated"] for row in metrics] == sorted({row["tokens_generated"] for row in metrics})
@@ -122,7 +123,7 @@ GIVEN = [dict(program="def f(x):\n return x+1", input="1"), dict(program="def f(
 
 
 @pytest.mark.parametrize("flags, match", [
-    ("--base /nowhere/at/all", "/nowhere/at/all"), ("--heldout /nowhere", "/nowhere cannot be read"), ("--init /nowhere", "holds 0 adapters for 6 members"),
+    ("--base /nowhere/at/all", "/nowhere/at/all"), ("--heldout /nowhere", "/nowhere cannot be read"), ("--init /nowhere", "holds 0 adapters for"),
     ("--rollout-batch 100000000", r"(?s)not enough memory:\n.*weights .*cache .*free: .*lower these two flags"),
     ("--device nonsense", "give auto, cpu, cuda or cuda:1"), ("--max-new-tokens 100000", "exceed the base's context, 256 tokens"),
     ("--tasks /nowhere", "/nowhere cannot be read"), ("--tasks /dev/null", "--tasks /dev/null holds no task"),
