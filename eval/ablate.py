@@ -62,7 +62,7 @@ ARMS = {
     "frozen-teachers": "--lr-teacher 0",
     "novelty": "--teacher-reward novelty",
     "static": "--tasks micro",
-    "pbt": "--lr-spread 8 --lr-mutate 1.25",
+    "pbt": "--lr-spread 8 --lr-mutate 1.25"
 }
 for operator in ("mutation", "crossover", *OPERATORS):
     ARMS[operator] = f"--evolve {operator}"
@@ -100,7 +100,7 @@ def arms_of(args: argparse.Namespace) -> dict[str, dict]:
         is_new = re.fullmatch(r"[\w.-]+", name) and name not in known
         demand(
             is_new and flags.strip(),
-            f'--arm "{text}": give a new name and flags, as in "slow: --lr 3e-4"',
+            f'--arm "{text}": give a new name and flags, as in "slow: --lr 3e-4"'
         )
         known[name] = flags
         chosen.append(name)
@@ -113,7 +113,7 @@ def arms_of(args: argparse.Namespace) -> dict[str, dict]:
         for flag in OWNED:
             demand(
                 flag not in given,
-                f"arm {name}: {spelled(flag)} is set by this command and is no arm's flag",
+                f"arm {name}: {spelled(flag)} is set by this command and is no arm's flag"
             )
         if "single" not in given:
             given.setdefault("pop", args.pop)
@@ -136,7 +136,7 @@ def settled(args: argparse.Namespace, arms: dict[str, dict]) -> Config:
         for kind in cfg.task_types:
             demand(
                 kind in there,
-                f"there are no held-out tasks of type {kind}: give --heldout FILE with some",
+                f"there are no held-out tasks of type {kind}: give --heldout FILE with some"
             )
         configs.append(cfg)
     return configs[0]
@@ -162,7 +162,7 @@ def plan(args: argparse.Namespace, arms: dict[str, dict]) -> list[Run]:
                     keep=1,
                     heldout=args.heldout or str(args.out / "heldout.jsonl"),
                     n_heldout=args.limit,
-                    probe_every=5,
+                    probe_every=5
                 )
                 runs.append(Run(arm, seed, name, 1 / n, flags | ours))
     return runs
@@ -264,7 +264,7 @@ def examine(args: argparse.Namespace, run: Run) -> dict[str, float]:
             temperature=temperature,
             split=split,
             tasks=args.heldout,
-            out=directory.path / name,
+            out=directory.path / name
         )
         named = named_tasks(setup, split, args.heldout, ",".join(cfg.task_types), args.limit)
         return marks(ask(own, setup, slots, named, name)[1])
@@ -320,7 +320,7 @@ def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
             births=births,
             helped=helped,
             area=area(metrics, due or tokens),
-            **examine(args, run),
+            **examine(args, run)
         )
         write(args.out, list(done.values()))
         n += 1
@@ -328,7 +328,7 @@ def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
         print(
             f"{number} of {len(runs)}: {run.name}, {row['steps']} steps, {tokens:,} tokens, {args.measure} "
             f"{row[args.measure]:.3f}; all end about {time.strftime('%a %H:%M', ends)}",
-            flush=True,
+            flush=True
         )
 
 
@@ -388,7 +388,7 @@ def contrasts(rows: list[dict], measure: str, pairs: list[tuple[str, str]]) -> l
                     seeds=len(seeds),
                     difference=float(x.mean()),
                     interval=interval_of_runs(x) or "",
-                    p=sign_flip(x),
+                    p=sign_flip(x)
                 )
             )
     for line, p in zip(lines, holm([line["p"] for line in lines])):
@@ -424,7 +424,7 @@ def parser() -> argparse.ArgumentParser:
         "--arm",
         action="append",
         default=[],
-        help='one of your own, "name: --flag value ..."; several times',
+        help='one of your own, "name: --flag value ..."; several times'
     )
     add("--seeds", nargs="+", default=["0,1,2"], help=f"whole numbers below {STRIDE}")
     add("--steps", type=int, default=None, help="of full; default: as train.py")
@@ -434,7 +434,7 @@ def parser() -> argparse.ArgumentParser:
         "--heldout",
         default="",
         metavar="FILE",
-        help="held-out tasks of your own, such as a type of your own needs",
+        help="held-out tasks of your own, such as a type of your own needs"
     )
     add("--out", type=Path, default=Path("out/ablate"))
     add("--device", default="auto")
@@ -447,7 +447,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="ONE,OTHER",
-        help="a further pair; several times",
+        help="a further pair; several times"
     )
     return p
 
@@ -459,7 +459,7 @@ def pairs_of(args: argparse.Namespace, arms: list[str]) -> list[tuple[str, str]]
     for pair in [(args.reference, args.reference), *pairs]:
         demand(
             len(pair) == 2 and set(pair) <= set(arms),
-            f"--reference, --contrast: {','.join(pair)} is not two of the arms {', '.join(arms)}",
+            f"--reference, --contrast: {','.join(pair)} is not two of the arms {', '.join(arms)}"
         )
     return pairs
 
@@ -479,7 +479,7 @@ def main(argv: list[str] | None = None) -> None:
         seeds = ",".join(args.seeds)
         demand(
             re.fullmatch(r"\d{1,3}(,\d{1,3})*", seeds),
-            f"--seeds {seeds}: give numbers below {STRIDE}: --seeds 0 1 2",
+            f"--seeds {seeds}: give numbers below {STRIDE}: --seeds 0 1 2"
         )
         args.seeds = sorted(set(map(int, seeds.split(","))))
         demand(args.pop > 0 and args.pop % 2 == 0, f"--pop {args.pop}: give an even number")
@@ -499,7 +499,7 @@ def main(argv: list[str] | None = None) -> None:
         rows = [row for row in read(args.out) if row["arm"] in arms]
     demand(
         rows and all(args.measure in row for row in rows),
-        f"--measure {args.measure}: some of these runs lack it; the command that trained them adds it",
+        f"--measure {args.measure}: some of these runs lack it; the command that trained them adds it"
     )
     lines = contrasts(rows, args.measure, pairs)
     shown = []

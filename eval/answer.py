@@ -48,7 +48,7 @@ FLAGS = (
     ("out", "", "for answers and summary; default: eval-NAME under the run, else under out"),
     ("seed", 0, "of the draws"),
     ("device", "auto", "auto, cpu or cuda"),
-    ("dtype", "auto", "as train.py's"),
+    ("dtype", "auto", "as train.py's")
 )
 
 
@@ -117,7 +117,7 @@ def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:
         max_new_tokens=args.max_new_tokens,
         rollout_batch=args.rollout_batch,
         dtype=args.dtype,
-        dedupe="off",
+        dedupe="off"
     )
     cfg, _, _ = plan(cfg, ranks)
     base = open_base(cfg, ranks)
@@ -162,7 +162,7 @@ def benchmarks(args: argparse.Namespace, known: tuple[str, ...]) -> list[str]:
     chosen = args.bench.split(",") if args.bench else there
     demand(
         chosen,
-        f"--data {args.data} holds no file of {', '.join(known)}: eval/published.json has their addresses",
+        f"--data {args.data} holds no file of {', '.join(known)}: eval/published.json has their addresses"
     )
     for name in chosen:
         demand(name in known, f"--bench {name}: give some of {', '.join(known)}")
@@ -195,7 +195,7 @@ def open_results(
     demand(
         args.samples == 1 or args.temperature > 0,
         f"--samples {args.samples} at temperature 0 are as many times "
-        "the same answer: give --temperature 1, too",
+        "the same answer: give --temperature 1, too"
     )
     out = RunDir(args.out or Path(args.run or "out", f"eval-{name}"))
     cfg = setup.cfg
@@ -207,7 +207,7 @@ def open_results(
         seed=cfg.seed,
         samples=args.samples,
         temperature=args.temperature,
-        **more,
+        **more
     )
     for member, slot in slots.items():
         digest = hashlib.sha256()
@@ -219,7 +219,7 @@ def open_results(
     changed = [key for key in made if before.get(key, made[key]) != made[key]]
     demand(
         not changed,
-        f"{out.path} holds answers made otherwise ({', '.join(changed)}): give another --out",
+        f"{out.path} holds answers made otherwise ({', '.join(changed)}): give another --out"
     )
     out.write_json(file.name, before | made)
     return out
@@ -231,7 +231,7 @@ def answer_all(
     setup: Setup,
     slots: dict[str, int],              # who answers
     items: list[Item],
-    judge: Judge,
+    judge: Judge
 ) -> list[dict]:
     """Returns everybody's answers to every item, judged, as rows of answers.jsonl. `correct` is None where
     the sandbox failed (such a row is not written) or plain values cannot judge."""
@@ -248,7 +248,7 @@ def answer_all(
         demand(
             length + new <= context,
             f"{item.bench} {item.id} has {length} tokens, which with --max-new-tokens "
-            f"{new} exceed the base's context of {context}",
+            f"{new} exceed the base's context of {context}"
         )
         for member in slots:
             if (item.bench, item.id, member) not in done:
@@ -273,7 +273,7 @@ def answer_part(
     setup: Setup,
     slots: dict[str, int],
     part: list[tuple],                  # questions of answer_all
-    judge: Judge,
+    judge: Judge
 ) -> list[dict]:
     """Returns the rows of some questions, which are asked side by side. A draw is keyed by item, member and
     sample."""
@@ -371,7 +371,7 @@ def conclude(out: RunDir, rows: list[dict]) -> None:
     print(table(lines))
     reasons = {
         NOT_PLAIN: "give answers.jsonl to EvalPlus",
-        UNJUDGED: "the sandbox failed, the same command asks again",
+        UNJUDGED: "the sandbox failed, the same command asks again"
     }
     for verdict, reason in reasons.items():
         ids = sorted({row["id"] for row in rows if row["verdict"] == verdict})

@@ -115,13 +115,13 @@ def problem_of(bench: str, row: dict) -> Problem:
             row["question_content"],
             entry,
             starter=row["starter_code"],
-            packed=(row["public_test_cases"], row["private_test_cases"]),
+            packed=(row["public_test_cases"], row["private_test_cases"])
         )
     id, prompt, entry, canonical = (
         row["task_id"],
         row["prompt"],
         row["entry_point"],
-        row["canonical_solution"],
+        row["canonical_solution"]
     )
     if bench == "humaneval+":
         canonical = prompt + canonical

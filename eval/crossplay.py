@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> None:
     steps = run.steps()[:: -args.every][::-1]
     demand(
         len(steps) > 1,
-        f"--run {args.run}: give a run with two checkpoints at least, trained with --keep 1000",
+        f"--run {args.run}: give a run with two checkpoints at least, trained with --keep 1000"
     )
     ranks = Ranks.join(args.device)
     cfg = replace(config_of(run.config()), tasks="")

@@ -66,7 +66,7 @@ def of_file(setup: Setup, split: str, file: str) -> dict[str, list[tuple[str, Ta
             found.setdefault(task.kind, []).append((str(number), task))
     demand(
         found,
-        f"{file} holds no task of the {split} split, which a hash of the program decides: add tasks",
+        f"{file} holds no task of the {split} split, which a hash of the program decides: add tasks"
     )
     return found
 
@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> None:
         "--tasks",
         default="",
         metavar="FILE",
-        help="tasks as JSON lines, or the published file of CRUXEval",
+        help="tasks as JSON lines, or the published file of CRUXEval"
     )
     args = p.parse_args(argv)
     setup, slots = load(args)

@@ -13,6 +13,7 @@ import io
 import itertools
 import multiprocessing
 import re
+import signal
 import tarfile
 from importlib.util import find_spec
 
@@ -33,8 +34,9 @@ from tasks.prompts import THINK, Prompt, concluded
 MATHEMATICS = ("aime24", "aime25", "amc23", "math500", "minerva", "gsm8k", "olympiadbench")
 ASK = "{}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 CHOOSE = "The following is a multiple choice question about {}. Answer with the letter alone.\n\n{}"
-LIMIT_S = 10.0                      # to grade one answer: some make sympy compute for hours
-START_S = 120.0                     # to start the process that grades
+LIMIT_S = 10.0                      # of processor time for one answer: some make sympy compute for hours
+PATIENCE = 10                       # times as long by the clock, then the process that grades is ended
+START_S = 600.0                     # by the clock, to start it on a busy machine
 QUESTION = re.compile(r"(?:.*/)?(?P<split>dev|test)/(?P<subject>\w+)_(?P=split)\.csv")
 
 
@@ -83,12 +85,22 @@ def mmlu(data: str, prefix: str) -> list[Item]:
 
 # --- verdicts -----------------------------------------------------------------------------------------------
 
-def grade(text: str, gold: str) -> bool:
-    """Returns whether math-verify takes an answer for the gold one."""
+def grade(text: str, gold: str, limit_s: float) -> bool:
+    """Returns whether math-verify takes an answer for the gold one. Raises TimeoutError after limit_s seconds
+    of processor time."""
     from math_verify import parse, verify
 
-    expected = parse(gold if "\\boxed" in gold else f"$\\boxed{{{gold}}}$", parsing_timeout=None)
-    return bool(verify(expected, parse(text, parsing_timeout=None), timeout_seconds=None))
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        expected = parse(gold if "\\boxed" in gold else f"$\\boxed{{{gold}}}$", parsing_timeout=None)
+        found = parse(text, parsing_timeout=None)
+        return bool(verify(expected, found, timeout_seconds=None))
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 class Judge:
@@ -119,9 +131,9 @@ class Judge:
         is wrong."""
         if self.pool is None:
             self.pool = multiprocessing.get_context("spawn").Pool(1)
-            self.pool.apply_async(grade, ("$1$", "1")).get(START_S)     # imports what grading needs
+            self.pool.apply_async(grade, ("$1$", "1", START_S)).get(START_S)  # imports what grading needs
         try:
-            right = self.pool.apply_async(grade, (text, item.gold)).get(LIMIT_S)
+            right = self.pool.apply_async(grade, (text, item.gold, LIMIT_S)).get(PATIENCE * LIMIT_S)
         except multiprocessing.TimeoutError:
             self.close()
             right = False
@@ -144,7 +156,7 @@ def main(argv: list[str] | None = None) -> None:
     chosen = benchmarks(args, (*MATHEMATICS, "mmlu"))
     demand(
         chosen == ["mmlu"] or find_spec("math_verify"),
-        "math-verify, which grades mathematics, is missing: pip install -r requirements-eval.txt",
+        "math-verify, which grades mathematics, is missing: pip install -r requirements-eval.txt"
     )
     setup, slots = load(args)
     prefix = THINK if setup.base.prompt_format == "base" else ""
