@@ -52,7 +52,8 @@ class Rollout:
     def mask(self) -> Tensor:
         """Returns (N, T), true on answer tokens."""
         t = torch.arange(self.ids.shape[1], device=self.ids.device)
-        return (t >= self.prompt_len[:, None]) & (t < self.length[:, None])
+        begun = t >= self.prompt_len[:, None]
+        return begun & (t < self.length[:, None])
 
     def answers(self, eos_ids: tuple[int, ...]) -> list[list[int]]:
         """Returns the answers' token ids without end tokens."""
@@ -478,7 +479,10 @@ def generate(
     assert len(prompts.member) == len(prompts.ids)
     assert len(prompts.keys) == len(prompts.ids) * n
     # Each process takes every world-th prompt; all of them gather the rows, and put them into order.
-    dealt = [list(range(rank, len(prompts.ids), ranks.world)) for rank in range(ranks.world)]
+    dealt = []                                      # numbers of each process's prompts
+    for rank in range(ranks.world):
+        numbers = range(rank, len(prompts.ids), ranks.world)
+        dealt.append(list(numbers))
     own = dealt[ranks.rank] or [0]                  # who has nothing to do does another's, and drops it
     ids, member, keys = [], [], []
     for i in own:
@@ -488,8 +492,9 @@ def generate(
     part = decode(base, adapters, Prompts(ids, member, keys), sampling)
     part = part.widened(longest + new + 1)          # as wide as everybody's
     n_rows = [len(numbers) * n for numbers in dealt]                # of each process
-    gathered = part.map(lambda x: ranks.gather(x[:n_rows[ranks.rank]], n_rows))
-    numbers = torch.tensor(sum(dealt, []), device=ranks.device)     # of the prompts, as they were gathered
-    place = numbers.argsort()                                       # of each prompt in this order
+    n_own = n_rows[ranks.rank]
+    gathered = part.map(lambda x: ranks.gather(x[:n_own], n_rows))
+    order = sum(dealt, [])                          # of the prompts, as they were gathered
+    place = torch.tensor(order, device=ranks.device).argsort()      # of each prompt in this order
     rows = place[:, None] * n + torch.arange(n, device=ranks.device)
     return gathered.select(rows.flatten())
