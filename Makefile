@@ -50,7 +50,7 @@ lint: setup
 # that of macOS (3.81), which cannot hold it back: there their lines mix. The first half are these files and
 # folders, the second half is all the rest, so that a new test file is in it.
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
-FIRST := $(wildcard tests/bench tests/course tests/run tests/measure tests/report tests/sandbox tests/tasks tests/infra tests/micro tests/test_nano.py)
+FIRST := $(wildcard tests/course tests/eval tests/micro tests/report tests/sandbox tests/tasks tests/test_nano.py)
 test: lint
 	@echo "two halves of the fast tests, 2.5 minutes; each is shown when it has ended"
 	@$(MAKE) --no-print-directory -j2 $(SYNC) test-first test-second
