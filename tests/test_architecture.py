@@ -87,10 +87,6 @@ def test_the_core_imports_no_wing(name):
     assert not {target for target in IMPORTS[name] & set(SOURCES) if top(target) in WINGS}
 
 
-def test_what_starts_a_run_is_imported_by_wings_alone():
-    assert {top(name) for name, targets in IMPORTS.items() if "train" in targets} <= WINGS
-
-
 def test_five_packages_are_enough():
     for name, targets in IMPORTS.items():
         others = {target.partition(".")[0] for target in targets - set(SOURCES)} - sys.stdlib_module_names - PACKAGES - BROUGHT
