@@ -38,7 +38,7 @@ def rational(text: str) -> Fraction:
     """Returns the number that an answer is, exactly: digits, perhaps with a sign, a currency before it,
     commas between thousands, decimals or a denominator (-3.5, $1,250, 3/4). Raises Refused for anything
     else."""
-    stated = ANSWER.fullmatch(text[:MAX_CHARS].strip().strip("*`$"))
+    stated = len(text) <= MAX_CHARS and ANSWER.fullmatch(text.strip().strip("*`$"))
     refuse_unless(stated, "not_a_number")
     sign, above, below = stated.groups()
     denominator = fraction(below or "1")
