@@ -67,8 +67,10 @@ def try_command(command: str, monkeypatch) -> None:
         config.resolve_config(cfg, "micro" if cfg.base.startswith("micro/") else of_others)
     else:
         as_module = words[0] == "-m"
-        if "--" in words:                                       # what stands behind it is train.py's
-            config.config_of(config.parse_args(None, words[words.index("--") + 1:]))
+        arms = [words[i + 1].partition(":")[2] for i, word in enumerate(words) if word == "--arm"]
+        behind = [shlex.join(words[words.index("--") + 1:])] if "--" in words else []
+        for flags in arms + behind:                             # of train.py
+            config.config_of(config.parse_args(None, shlex.split(flags)))
         monkeypatch.setattr(sys, "argv", words[as_module:])
         with monkeypatch.context() as patched, pytest.raises(StopIteration):
             patched.setattr(argparse.ArgumentParser, "parse_known_args", parse_and_stop)
