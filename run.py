@@ -86,6 +86,11 @@ class RunDir:
         except OSError:
             raise UserError(f"{path} is in use by a run that still goes: choose another --name") from None
 
+    def release(self) -> None:
+        """Lets another run write here; a traceback may keep this object alive."""
+        if self.writes:
+            self._lock.close()
+
     def __str__(self) -> str:
         """Returns the path as a shell reads it."""
         return shlex.quote(str(self.path))

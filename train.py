@@ -119,8 +119,7 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
             if state.step == first + 3:
                 print(measure.ends_about(history[-3:], cfg.steps - state.step), flush=True)
         is_enough = bool(enough and enough(row))
-        code, why = why_stop(stopped, begun, cfg.halt_on)
-        code, why, is_enough = ranks.broadcast(lambda: (code, why, is_enough))
+        code, why, is_enough = ranks.broadcast(lambda: (*why_stop(stopped, begun, cfg.halt_on), is_enough))
         if code or is_enough or state.step % cfg.save_every == 0 or state.step == cfg.steps:
             ranks.broadcast(lambda: save(run, state, setup))        # nobody leaves before it is on the disk
         if code:
@@ -140,8 +139,7 @@ def why_stop(stopped: list[str], begun: dict[str, str], halt_on: tuple[str, ...]
 
 
 def remember(state: State, proposed: list[ProposalRecord], n_heldout: int) -> None:
-    """Adds a step's valid tasks to the archive. A base without held-out tasks is probed on the first of
-    them."""
+    """Adds a step's valid tasks to the archive. A base without held-out tasks is probed on the first."""
     valid = []
     for p in proposed:
         if p.task:
@@ -242,6 +240,8 @@ def main(given: Config, enough: Enough = None) -> RunDir:
         except torch.OutOfMemoryError:
             raise UserError("out of memory: lower --rollout-batch if rows were being written, "
                             "--tokens-per-microbatch if members were learning") from None
+        finally:
+            run.release()
     if run.writes and state.step:
         print(measure.summary(run.rows("metrics.jsonl")))
         best = run.best() or "unknown without a probe"

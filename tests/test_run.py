@@ -125,7 +125,7 @@ def test_two_processes_stop_and_go_on(flags, tmp_path):
     _, said = process.communicate(timeout=120)
     assert said.count("SIGINT: saved before step ") == 1 and str(ROOT / "train.py") not in said.split("SIGINT: saved")[0], said
     for given in flags(tmp_path, resume=tmp_path / "run"), flags(tmp_path / "whole"):
-        subprocess.run([sys.executable, *TORCHRUN, "train.py", *words(**given)], cwd=ROOT, check=True, capture_output=True, timeout=200)
+        subprocess.run([sys.executable, *TORCHRUN, "train.py", *words(**given)], cwd=ROOT, check=True, timeout=200)
     assert_equal(tmp_path / "whole" / "run", tmp_path / "run")
 
 
