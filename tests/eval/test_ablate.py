@@ -85,7 +85,7 @@ def test_contrasts_are_paired_by_seed_and_corrected():
 
 
 def test_all_is_checked_before_the_first_run(micro_base, tmp_path, capsys):
-    flags = ["--base", str(micro_base), "--out", str(tmp_path / "arms"), "--device", "cpu", "--seeds", "0", "1"]
+    flags = ["--base", str(micro_base), "--out", str(tmp_path / "arms"), "--device", "cpu", "--arms", "pair", "--seeds", "0", "1"]
     for words, match in (
             (["--arms", "no_evolution"], "--arms no_evolution: give some of full, no-evolution"), (["--pop", "3"], "an even number"),
             (["--arm", "slow"], 'give a new name and flags, as in "slow: --lr 3e-4"'), (["--arm", "pair: --lr 1"], "give a new name"),
@@ -94,8 +94,7 @@ def test_all_is_checked_before_the_first_run(micro_base, tmp_path, capsys):
             (["--arm", "x: --heldout f"], "--heldout is set"), (["--arm", "x: --device cpu"], "--device is set"), (["--", "--pop", "4"], "before --"),
             (["--arm", "x: --single --evolve-every 3"], "does nothing beside --single"), (["--", "--steps", "4"], "--steps is set"),
             (["--reference", "ful"], "ful,ful is not two of the arms full"), (["--contrast", "full,pairs"], "full,pairs is not two"),
-            (["--contrast", "full"], "full is not two"), (["--seeds", "0", "x"], "give numbers below 1000"), (["--seeds", "1000"], "below 1000"),
-            (["--", "--task-types", "code_o", "--tasks", "nowhere.jsonl"], "nowhere.jsonl")):
+            (["--contrast", "full"], "full is not two"), (["--seeds", "0", "x"], "give numbers below 1000"), (["--seeds", "1000"], "below 1000")):
         with pytest.raises(UserError, match=match):
             ablate.main([*flags, "--plan", *words])
     with pytest.raises(SystemExit):
