@@ -1,4 +1,4 @@
-"""Every switch of a run: default, meaning, legal values; what a prompt format presets; the command line."""
+"""Holds every switch of a run: default, meaning, legal values, presets; and reads the command line."""
 import argparse
 import difflib
 from collections.abc import Collection
@@ -28,9 +28,9 @@ ALGORITHMS = {
 
 
 def flag(
-    default: object,                # None = what `usual` says
+    default: object,                # None = it depends on other flags, see `usual`
     help: str,
-    choices: Collection[str] = (),  # legal names; of Names each must be one of them
+    choices: Collection[str] = (),  # legal names
     within: tuple = (0, MANY),      # least and largest number
 ) -> Field:
     """Returns a field of Config with all that is known of its flag."""
@@ -155,11 +155,11 @@ PRESETS["chat"] = dict(
     probe_every=20)
 PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
-# Flags that may change when a run is resumed. They do not change what it computes; the sizes of batches
-# change how sums are rounded.
+# Flags that may change when a run is resumed, because they do not change what it computes. (The sizes of
+# batches change how sums are rounded.)
 FREE = ("base", "name", "out", "resume", "init", "steps", "device", "plan", "show", "save_every", "keep",
         "halt_on", "rollout_batch", "tokens_per_microbatch")
-# Who needs whom: a flag, when it does, and the flags that do nothing then, which are refused beside it.
+# A flag, when it is on, and the flags that do nothing then and are refused beside it.
 SWITCHED_OFF = {
     "--single": (
         lambda cfg: cfg.single,

@@ -1,4 +1,4 @@
-"""The population: who meets whom, who won, who is replaced, and who is born of whom.
+"""Decides about the population: who meets whom, who won, who is replaced, and who is born of whom.
 
 In the words of evolutionary computation: fitness = conservative rating mu - 3 sigma; selection = truncation;
 replacement = steady state, worst out; operators = mutations and crossovers in weight space (operators.py);
@@ -44,7 +44,7 @@ class Member:
 
     @classmethod
     def from_json(cls, data: dict) -> "Member":
-        """Returns the Member of which `asdict` made this dictionary, once that has been through JSON."""
+        """Returns a Member from what `asdict` made of it, after a way through JSON."""
         made = cls(**data)
         made.parents = tuple(data["parents"])
         made.rating = Rating(**data["rating"])
@@ -164,7 +164,7 @@ class Birth:
 
 
 def choose_operator(mode: str, n_parents: int, rng: Random) -> str:
-    """Draws an operator for --evolve. n_parents: the survivors that can be parents; one can only mutate."""
+    """Draws an operator for --evolve. n_parents is the number of survivors; a single one can only mutate."""
     pools = dict(mixed=MUTATIONS | CROSSOVERS, mutation=MUTATIONS, crossover=CROSSOVERS)
     wanted = rng.choice(list(pools.get(mode, [mode])))          # else the mode is an operator's name
     if OPERATORS[wanted].n_parents <= n_parents:
@@ -179,7 +179,7 @@ def plan_births(
     grace: int,
     step: int,
     mode: str,                          # --evolve
-    rng: Random,                        # also breaks ties
+    rng: Random,                        # it also puts equally fit members into order
 ) -> list[Birth]:
     """Returns the births that replace the bottom `replace_frac` of a role by fitness, but at least one
     (truncation selection). It spares the fittest, and a child whose age in steps is at most `grace`."""
@@ -190,7 +190,7 @@ def plan_births(
     old_enough = [m for m in ranked[:-1] if not m.parents or step - m.born > grace]
     victims = old_enough[:max(1, int(replace_frac * len(played)))]
     survivors = [m for m in ranked if m not in victims]
-    serial = max(int(m.name[1:]) for m in members)      # among all: no name ever comes twice
+    serial = max(int(m.name[1:]) for m in members)      # of all, so that no name ever comes twice
     births = []
     for number, victim in enumerate(victims, serial + 1):
         operator = choose_operator(mode, len(survivors), rng)
@@ -212,8 +212,8 @@ def apply_operator(adapters: Adapters, birth: Birth, gen: torch.Generator, **kno
 
 
 def newborn(birth: Birth, rating: Rating, step: int, mutate: float, rng: Random) -> Member:
-    """Returns the Member that replaces the victim. Its learning rate is that of the fitter parent, times or
-    over `mutate`."""
+    """Returns the Member that replaces the victim. Its learning rate is that of the fitter parent, multiplied
+    or divided by `mutate`."""
     scale = birth.parents[0].lr_scale
     if mutate != 1:
         scale *= rng.choice((mutate, 1 / mutate))

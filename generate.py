@@ -1,13 +1,13 @@
-"""Prompts in, rows out: one mixed batch for all members. The way of a token:
+"""Lets all members answer prompts, in one mixed batch. The way of a token:
 
     generate     deals the prompts out to the processes
-    decode       lets prompts in where rows have ended, then takes steps, until all answers are there
+    decode       lets prompts in where rows have ended, and takes steps until all answers have ended
     DecodeBatch  holds the rows that decode side by side: `admit` runs prompts, `step` gives every row a token
     sample       draws a token by inverting the cumulative distribution at a random number. The number depends
                  only on the row's key, so a run can be repeated.
 
 A prompt is run once for all answers to it. A token lies in the cache slot of its position, so there is no
-padding. On a GPU a step never looks at a value, so a CUDA graph can hold its thousand launches.
+padding. On a GPU a step's code never looks at a value, so a CUDA graph can hold its thousand launches.
 """
 import sys
 from collections.abc import Callable
@@ -26,17 +26,17 @@ from model import Base, KVCache
 from ranks import ALONE, Ranks, send
 
 BELOW_1 = 1 - 2 ** -23      # largest number whose product with a float32 total cannot round up to the total
-BLOCK = 512                 # probabilities of a vocabulary that are summed apart: see draw
-PREFILL = 1 << 12           # padded tokens of prompts run at a time: never a long prompt of each row at once
-PATIENCE = 8                # steps between looks at who has ended, on a GPU: each look waits for it
-SLOTS = 256                 # there a step looks at a multiple of this many slots: one graph serves for them
+BLOCK = 512                 # `draw` sums the probabilities of a vocabulary in blocks of this size
+PREFILL = 1 << 12           # padded tokens of prompts that run at a time, so that they do not fill the memory
+PATIENCE = 8                # steps between looks at who has ended, because each look waits for the GPU
+SLOTS = 256                 # on a GPU a step looks at a multiple of this many slots, so that graphs are few
 
 
 @dataclass
 class Rollout:
     """Holds N rows, padded on the right: a prompt, then the sampled answer with its end token, if it has one.
-    Masks come from the lengths, never from tokens. logp[:, t] scores ids[:, t] under what it was drawn
-    from."""
+    Masks come from the lengths, never from tokens. logp[:, t] scores ids[:, t] by the distribution from
+    which it was drawn."""
     ids: Tensor                  # (N, T) int64
     prompt_len: Tensor           # (N,) tokens of the prompt
     length: Tensor               # (N,) tokens of prompt and answer
@@ -83,7 +83,7 @@ class Rollout:
 
     def widened(self, T: int) -> "Rollout":
         """Returns the same rows, padded or cut to T tokens."""
-        missing = (0, T - self.ids.shape[1])            # to the left and right; below 0 F.pad cuts
+        missing = (0, T - self.ids.shape[1])            # to the left and right; F.pad cuts if it is below 0
         ids = F.pad(self.ids, missing)
         logp = F.pad(self.logp, missing)
         return replace(self, ids=ids, logp=logp)
@@ -105,12 +105,12 @@ class Prompts:
     """Says what is asked of whom. Row i * n + j of a rollout is answer j to prompt i."""
     ids: list[list[int]]                            # tokens of each prompt
     member: list[int]                               # who answers each; -1 = bare base
-    keys: list[tuple[int, ...]]                     # of each row: the source of its draws
+    keys: list[tuple[int, ...]]                     # a row's draws depend on its key alone
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Says how answers are drawn. At most rollout_batch rows decode together, but n at least."""
+    """Says how answers are drawn. At most rollout_batch rows decode together, but at least n."""
     n: int = 1                                      # answers to each prompt
     temperature: float = 1.0                        # 0 = greedy
     max_new_tokens: int = 128
@@ -121,8 +121,8 @@ class SamplingParams:
 
 def draw(probs: Tensor, u: Tensor) -> Tensor:
     """Returns the index (B,) where the running sum of probabilities (B, V) passes u (B,) in [0, 1) times the
-    whole sum. It is found among blocks first, then within one, because a card would write and read the sums
-    of a whole vocabulary."""
+    whole sum. It is found among blocks first, then within one, because on a card the sums of a whole
+    vocabulary cost time."""
     V = probs.shape[1]
     size = min(V, BLOCK)
     padded = F.pad(probs, (0, -V % size))
@@ -167,9 +167,10 @@ def closing_table(
 ) -> Tensor | None:
     """Returns a table (len(tag) + 1, vocab_size) uint8 that finds `tag` in whatever tokens it is written.
 
-    If a text ends in the first k characters of the tag, then with one token more it ends in the first
-    table[k, token] of them; k = len(tag) is never left. The tag is printable ASCII and line
-    feeds, without spaces: what a vocabulary writes otherwise is not found. Returns None without a tag.
+    The state k is the number of the tag's characters in which the text ends so far. table[k, token] is the
+    state after one token more. The last state, the whole tag, is never left. The tag is printable ASCII and
+    line feeds, without spaces, because vocabularies write other characters in other ways. Returns None
+    without a tag.
     """
     if not tag:
         return None
@@ -179,7 +180,7 @@ def closing_table(
         if tag in text:
             return len(tag)
         k = len(tag) - 1
-        while not text.endswith(tag[:k]):       # which every text does with the first 0
+        while not text.endswith(tag[:k]):       # every text ends with the empty one
             k -= 1
         return k
 
@@ -187,10 +188,10 @@ def closing_table(
     for text, token in tokenizer.get_vocab().items():
         text = text.replace("Ċ", "\n").replace("<0x0A>", "\n")      # how vocabularies write a line feed
         takes_part = text in tag or tag[0] in text or tag[-1] in text
-        if not takes_part or token >= vocab_size:           # of most tokens the column stays 0
+        if not takes_part or token >= vocab_size:           # the column of most tokens stays 0
             continue
         for k in range(len(tag)):
-            table[k, token] = n_matched(tag[:k] + text)     # of all texts that end so: only the end counts
+            table[k, token] = n_matched(tag[:k] + text)     # what a text held before does not count
     table[-1] = len(tag)
     return table.to(device)
 
@@ -198,9 +199,9 @@ def closing_table(
 class DecodeBatch:
     """Holds B places, in which the N rows of a call decode side by side.
 
-    `rows` is the rollout as it grows, with a spare last column; u (N, L + 1) are the numbers by which its
-    answers of at most L tokens are drawn. A place has a row, its latest token, which is not in the cache yet,
-    that token's position, and t, the number of the answer's tokens so far; t = L if no row decodes there.
+    `rows` is the rollout as it grows, with a spare last column. An answer has at most L tokens. The numbers
+    u (N, L + 1) decide what is drawn. A place has a row, its latest token, which is not in the cache yet, the
+    position of this token, and t, the number of the answer's tokens so far. If t = L, no row decodes there.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class DecodeBatch:
         self.sampling = sampling
         self.n = n
         self.L = L
-        self.lengths = list(map(len, prompts.ids))      # of each prompt
+        self.lengths = list(map(len, prompts.ids))      # one for each prompt
         S = max(self.lengths) + L
 
         # the rows: each prompt once for each answer to it, and a number for each draw
@@ -256,7 +257,7 @@ class DecodeBatch:
         self.position = torch.zeros_like(self.row)
         self.t = torch.full_like(self.row, L)
         self.graphs = Graphs(device)
-        self.n_filled = 0                               # slots of the furthest row; 0 = to be counted anew
+        self.n_filled = 0                               # slots of the furthest row; 0 = count them anew
         self.lora = None                                # what adds the adapters of the rows that are here
 
     def route(self, row: Tensor, one_token: bool = False) -> Route | None:
@@ -281,7 +282,7 @@ class DecodeBatch:
         rows.ids[row, column] = token
         rows.logp[row, column] = logp
         rows.length[row] = torch.where(live, column + 1, rows.length[row])
-        ended = (token[:, None] == self.eos).any(-1)       # torch.isin of many ends would wait for a GPU
+        ended = (token[:, None] == self.eos).any(-1)       # torch.isin might wait for a GPU
         if self.closing is not None:
             n_matched = self.closing[self.n_matched[row], token].long()
             self.n_matched[row] = n_matched
@@ -339,8 +340,8 @@ class DecodeBatch:
         self.position += t < self.L
 
     def advance(self) -> None:
-        """Takes a step, which looks at as many slots as the furthest row fills."""
-        if not self.n_filled:                               # the places have other rows than before
+        """Takes a step that looks at as many slots as the furthest row fills."""
+        if not self.n_filled:                               # rows have come or gone
             self.n_filled = int(self.position.max())
             if not self.base.graphs:
                 self.lora = self.route(self.row, one_token=True)
@@ -368,7 +369,7 @@ class Graphs:
 
     def __init__(self, device: torch.device):
         self.on_gpu = device.type == "cuda"
-        self.recorded = {}                      # slots -> graph; None after the first step
+        self.recorded = {}                      # number of slots -> its graph; None after the first step
         self.pool = None
 
     def run(self, step: Callable[[], None], slots: int) -> None:
@@ -386,7 +387,7 @@ class Graphs:
         if not (self.on_gpu and Graphs.can_record):
             return
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()                # the pool cannot use what the common one keeps
+        torch.cuda.empty_cache()                # the graphs' pool cannot use what the common pool keeps
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -399,7 +400,7 @@ class Graphs:
             self.recorded[slots] = graph
         except RuntimeError as error:
             Graphs.can_record = False
-            first = error.__context__ or error          # that the recording could not be ended comes second
+            first = error.__context__ or error          # the cause, not its consequence at capture_end
             print(f"note: decoding without CUDA graphs, as none could be recorded: {first}", file=sys.stderr)
 
 
@@ -410,14 +411,14 @@ def decode(
     prompts: Prompts,
     sampling: SamplingParams,
 ) -> Rollout:
-    """Returns this process's rows, wider than the longest. New prompts, the longest first, take the places of
-    rows that have ended. When no prompt is left and many places are empty, the batch is made smaller."""
+    """Returns this process's rows, with columns to spare. Prompts, the longest first, take the places of rows
+    that have ended. When no prompt is left and many places are empty, the batch is made smaller."""
     batch = DecodeBatch(base, adapters, prompts, sampling)
     n, member, N = sampling.n, prompts.member, len(prompts.keys)
     # numbers of prompts, the longest first
     waiting = sorted(range(len(member)), key=lambda i: (-batch.lengths[i], member[i]))
-    # The share of idle places from which on they are dropped. They cost time in each step, but to drop them
-    # costs some, too: with graphs other ones are recorded.
+    # Idle places are dropped when they are this share of all. They cost time in each step, but to drop them
+    # costs some, too, because graphs have to be recorded anew.
     share, patience = 1 / 4, 1
     if base.graphs:
         share, patience = 1 / 2, PATIENCE
@@ -425,14 +426,15 @@ def decode(
         while True:
             # who has ended
             B = len(batch.t)
-            n_idle = int((batch.t == batch.L).sum())            # places without a row: waits for a GPU
-            n_ended = N - len(waiting) * n - (B - n_idle)
+            n_idle = int((batch.t == batch.L).sum())            # places without a row; this waits for a GPU
+            n_busy = B - n_idle
+            n_ended = N - len(waiting) * n - n_busy
             bar.update(n_ended - bar.n)
             # who comes in, and whether ended rows go
-            if waiting and n_idle >= max(n, B / 4):             # one call for several prompts
+            if waiting and n_idle >= max(n, B / 4):             # else wait, to admit several in one call
                 admit_next(batch, waiting, n_idle // n, member)
-                continue                        # their first tokens may have ended rows
-            if n_idle == B:
+                continue                        # a first token may have been the last
+            if n_busy == 0:
                 return batch.rows
             if not waiting and n_idle >= B * share:
                 busy = batch.t < batch.L
@@ -449,8 +451,8 @@ def admit_next(
     n: int,                         # how many of them
     member: list[int],              # of each prompt
 ) -> None:
-    """Admits the first n of the prompts that wait, or all if they are fewer, those of a member together, as
-    many at a time as PREFILL allows."""
+    """Admits the first n of the waiting prompts, or all if fewer wait. Those of a member go together, and as
+    many go at a time as PREFILL allows."""
     chosen = sorted(waiting[:n], key=lambda i: member[i])
     del waiting[:n]
     longest = max(batch.lengths[i] for i in chosen)
@@ -483,18 +485,18 @@ def generate(
     for rank in range(ranks.world):
         numbers = range(rank, len(prompts.ids), ranks.world)
         dealt.append(list(numbers))
-    own = dealt[ranks.rank] or [0]                  # who has nothing to do does another's, and drops it
+    own = dealt[ranks.rank] or [0]                  # a process without a prompt answers one in vain
     ids, member, keys = [], [], []
     for i in own:
         ids.append(prompts.ids[i])
         member.append(prompts.member[i])
         keys += prompts.keys[i * n:(i + 1) * n]
     part = decode(base, adapters, Prompts(ids, member, keys), sampling)
-    part = part.widened(longest + new + 1)          # as wide as everybody's
-    n_rows = [len(numbers) * n for numbers in dealt]                # of each process
+    part = part.widened(longest + new + 1)          # as wide as in the other processes
+    n_rows = [len(numbers) * n for numbers in dealt]
     n_own = n_rows[ranks.rank]
     gathered = part.map(lambda x: ranks.gather(x[:n_own], n_rows))
-    order = sum(dealt, [])                          # of the prompts, as they were gathered
-    place = torch.tensor(order, device=ranks.device).argsort()      # of each prompt in this order
+    order = sum(dealt, [])                          # prompts in the order in which they were gathered
+    place = torch.tensor(order, device=ranks.device).argsort()      # where each prompt is in it
     rows = place[:, None] * n + torch.arange(n, device=ranks.device)
     return gathered.select(rows.flatten())

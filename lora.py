@@ -1,4 +1,4 @@
-"""Stacked LoRA adapters: the whole population in two tensors per layer, one member index per row of a batch.
+"""Holds all members' LoRA adapters in two tensors per layer, and sends each row through its member's.
 
 Shapes: P members, k of them present in a batch, R rank, B rows, T tokens; factors A (P, R, in) and
 B (P, out, R), update dW = alpha/R * B A (LoRA, Hu et al. 2021, section 4.1). Any routing of rows to members
@@ -87,11 +87,11 @@ class Adapters:
 
     @torch.no_grad()
     def init_member(self, slot: int, gen: torch.Generator) -> None:
-        """Makes a fresh member, A Kaiming-uniform (as PEFT), B zero. It equals the base bit for bit."""
+        """Makes a fresh member, which equals the base bit for bit: A is Kaiming-uniform (as PEFT), B zero."""
         for path in self.A:
             A, B = self.A[path], self.B[path]
             bound = 1 / math.sqrt(A.shape[2])           # kaiming_uniform_(a=sqrt(5)) on (R, in)
-            drawn = torch.empty(A.shape[1:]).uniform_(-bound, bound, generator=gen)     # alike on all devices
+            drawn = torch.empty(A.shape[1:]).uniform_(-bound, bound, generator=gen)     # drawn on the CPU
             A[slot].copy_(drawn)
             B[slot].zero_()
 
@@ -106,8 +106,8 @@ class Adapters:
 
     @torch.no_grad()
     def set_factors(self, slot: int, factors: Factors) -> None:
-        """Overwrites a member, wholly or not at all. Raises UserError if layers or shapes differ, or a number
-        is not finite."""
+        """Overwrites a member, or leaves it whole and raises UserError if layers or shapes differ, or a
+        number is not finite."""
         odd = min(set(factors) ^ set(self.A), default="")
         demand(
             not odd,
@@ -136,14 +136,14 @@ class Adapters:
 class AdapterWeights:
     """Holds the factors of the members that a call needs, at the base's precision, laid out for the products.
 
-    There are two layouts for m layers that share an input. Usually A is one tensor (k, m R, in), and so is B
-    (k, m R, sum of sizes), with zeros in the columns of other layers: products are few, and gradients go
+    There are two layouts for m layers that share an input. Usually A is one tensor (k, m R, in) and B another
+    (k, m R, sum of sizes), which is 0 in the columns of other layers. Products are few then, and gradients go
     through them. With `in_graph`, for steps that a CUDA graph can hold, A is (m, k, R, in), times alpha/R,
-    and each layer has its own B (k, R, out), because decoding on a card waits for all that it reads. With
-    `trains` a backward pass leaves the gradients with copies, and add_gradients passes them on.
+    and each layer has its own B (k, R, out). It reads no zeros, and decoding on a card waits for what it
+    reads. With `trains` gradients go to detached parts, and add_gradients adds them to the stacked factors.
     """
     adapters: Adapters
-    member: Tensor                                      # (B,) of all rows that will be routed; -1 = base
+    member: Tensor                                      # (B,) for all rows that will be routed; -1 = base
     dtype: torch.dtype
     in_graph: bool = False
     trains: bool = False
@@ -151,15 +151,15 @@ class AdapterWeights:
     def __post_init__(self):
         member = self.member
         self.device = self.adapters.device
-        self.present = member[member >= 0].unique()     # where `member` is: on the CPU no GPU is waited for
-        self.rows = send(self.present, self.device)     # (k,) where these members stand in the factors
-        self.made = {}                                  # of layers on one input: what `for_layers` returns
+        self.present = member[member >= 0].unique()     # (k,) on the CPU, if `member` is: no wait for a GPU
+        self.rows = send(self.present, self.device)     # (k,) places of these members in the factors
+        self.made = {}                                  # layers on one input -> what `for_layers` returns
         self.copies = []                                # (factor, copy of these members' part)
 
     def pick(self, factor: Tensor) -> Tensor:
         """Returns these members' part (k, ...) of a stacked factor (P, ...)."""
         part = factor
-        if len(self.rows) < len(factor):                # of all of them no copy is needed
+        if len(self.rows) < len(factor):                # all members together need no copy
             part = factor[self.rows]
         if self.trains:
             part = part.detach().requires_grad_()
@@ -184,7 +184,7 @@ class AdapterWeights:
         sizes: list[int],
     ) -> tuple | None:
         """Makes what `for_layers` returns."""
-        columns = []                                    # of each layer with adapters, in the joint output
+        columns = []                                    # places of the adapted layers in the joint output
         As, Bs = [], []                                 # (k, R, in), (k, R, out)
         end = 0
         for path, n_out in zip(paths, sizes):
@@ -199,17 +199,17 @@ class AdapterWeights:
             As, Bs = with_finite_B(As, Bs)
 
         if self.in_graph:
-            scaled = torch.stack(As) * self.adapters.scale      # else every step would have to multiply
+            scaled = torch.stack(As) * self.adapters.scale      # once, and not in every step
             Bs = [B.contiguous() for B in Bs]
             return scaled, list(zip(columns, Bs))
         if len(sizes) == 1:
             [A], [B] = As, Bs
             picked = len(A) < self.adapters.n_members
             is_copy = self.dtype != torch.float32 or (self.trains and picked)
-            if is_copy:                                 # the masters themselves are not copied only for this
+            if is_copy:                                 # not worth a copy of the masters themselves
                 B = B.contiguous()                      # else every dense product would copy it
             return A, B
-        padded = []                                     # (k, R, sum of sizes): 0 in the others' columns
+        padded = []                                     # (k, R, sum of sizes), 0 in other layers' columns
         for at, B in zip(columns, Bs):
             zeros = (at.start, end - at.stop)           # to its left and right
             padded.append(F.pad(B, zeros))
@@ -221,7 +221,7 @@ class AdapterWeights:
             factor.grad.index_add_(0, self.rows, part.grad)
 
     def can_group(self) -> bool:
-        """Returns whether the grouped product takes these factors, and is worth its waits on this device."""
+        """Returns whether the grouped product takes these factors, and is the faster one on this device."""
         for factor in self.adapters.parameters():
             for width in factor.shape[1:]:
                 if width * self.dtype.itemsize % 16:    # torch.grouped_mm reads 16 bytes at a time
@@ -229,20 +229,20 @@ class AdapterWeights:
         if self.device.type != "cuda":
             return True
         major, _ = torch.cuda.get_device_capability(self.device)
-        at_once = major in (9, 10)                      # others compute group after group, and wait for each
+        at_once = major in (9, 10)                      # other cards compute and wait for group after group
         return self.dtype == torch.bfloat16 and (at_once or len(self.present) > DENSE)
 
     def route(self, member: Tensor, one_token: bool = False) -> "Route | None":
-        """Returns what Adapters.route does, by the product that is cheapest for these rows (B,). They have no
-        other members than these; with one_token each has one token, as in decoding."""
+        """Returns what Adapters.route does, by the product that is cheapest for rows (B,) of these members.
+        With one_token each row has one token, as in decoding."""
         if self.in_graph:
             return self.static_route(member)
         if not (member >= 0).any():
             return None
         scale = self.adapters.scale
-        n_rows = (member[:, None] == self.present).sum(0)           # (k,) of each member
+        n_rows = (member[:, None] == self.present).sum(0)           # (k,)
         n_bare = (member < 0).sum()
-        rows = member.argsort(stable=True)[n_bare:]                 # in the order of members
+        rows = member.argsort(stable=True)[n_bare:]                 # the adapted rows, member after member
         in_order = torch.equal(rows, torch.arange(len(member), device=member.device))
         if in_order and (n_rows == n_rows[0]).all():
             return Route(self, partial(equal, scale=scale))
@@ -253,13 +253,13 @@ class AdapterWeights:
         if not can_group:
             own = rows.split(n_rows.tolist())                       # the rows of each member
             return Route(self, partial(looped, own=own, scale=scale))
-        ends = send(n_rows.cumsum(0).int(), self.device)            # of each member among rows in order
+        ends = send(n_rows.cumsum(0).int(), self.device)            # where each member's rows end
         if in_order:
             rows = None
         return Route(self, partial(grouped, ends=ends, rows=rows, scale=scale))
 
     def static_route(self, member: Tensor) -> "Route | None":
-        """Returns the same by the dense product, without a look at any value, so that a graph can hold it."""
+        """Returns a route by the dense product. It looks at no value, so that a graph can hold it."""
         if len(self.present) == 0:
             return None
         bits = torch.int16
@@ -279,8 +279,8 @@ def with_finite_B(
 ) -> tuple[list, list]:
     """Returns factors A (k, R, in) and B (k, R, out) of layers on one input, with all B finite.
 
-    `dense` multiplies the B of others by 0, and 0 times NaN is NaN. A member whose B is not finite gets 0 for
-    it and NaN for its A, which is masked for others, so that its own rows are not finite, as they were.
+    `dense` multiplies the B of others by 0, and 0 times NaN is NaN. So a B that is not finite becomes 0, and
+    its A NaN. Others' rows are masked before they meet this B, and the member's own rows stay NaN.
     """
     broken = False
     for B in Bs:
@@ -325,7 +325,7 @@ def equal(
     y: Tensor,                      # (B, T, sum of sizes)
     scale: float,
 ) -> Tensor:
-    """Adds the updates of rows in the order of members, as many each, by one batched product."""
+    """Adds the updates of rows in the order of members, who have equally many, by batched products."""
     k = len(A)
     inputs = x.reshape(k, -1, x.shape[2])                       # (k, B/k T, in)
     groups = y.view(k, -1, y.shape[2])
@@ -353,8 +353,8 @@ def looped(
 
 
 def masked(h: Tensor, own: Tensor) -> Tensor:
-    """Puts 0 in place of what is not a row's own. `own` has all bits set where it is, else none. That is as
-    fast as a product with 1 and 0, and NaN becomes 0; masked_fill_ takes five times as long."""
+    """Puts 0 wherever h is not a row's own. `own` has all bits set where it is, else none. This is as fast as
+    a product with 1 and 0, and also makes 0 of NaN. masked_fill_ takes five times as long."""
     h.view(own.dtype).bitwise_and_(own)
     return h
 
@@ -367,8 +367,8 @@ def dense(
     own: Tensor,                    # (B, 1, k, 1), all bits set for a row's own member, else none
     scale: float,
 ) -> Tensor:
-    """Sends every row through the columns of all members, and masks those of others. It has no gradients,
-    because B's would be a sum over all rows, 0 times the NaN of another's among them."""
+    """Sends every row through the columns of all members, and masks those of others. It is not for training,
+    because B's gradient would be a sum over all rows, with 0 times NaN from another member's."""
     h = F.linear(x, A.flatten(0, 1))                            # (B, T, k m R)
     h = h.view(*x.shape[:2], len(A), -1)                        # (B, T, k, m R)
     h = masked(h.mul_(scale), own)
@@ -382,7 +382,7 @@ def dense_by_layer(
     y: Tensor,                      # (B, T, sum of sizes)
     own: Tensor,                    # as in `dense`
 ) -> Tensor:
-    """Does what `dense` does, with the layout of in_graph."""
+    """Does what `dense` does, in the layout of in_graph."""
     h = F.linear(x, A.flatten(0, 2))                            # (B, T, m k R)
     h = h.view(*x.shape[:2], *A.shape[:3])                      # (B, T, m, k, R)
     h = masked(h, own[:, :, None])
@@ -398,15 +398,15 @@ def grouped(
     B: Tensor,
     x: Tensor,
     y: Tensor,
-    ends: Tensor,                                               # (k,) of each member's rows, once in order
-    rows: Tensor | None,                                        # (n,) the rows in order; None = as they are
+    ends: Tensor,                                               # (k,) where each member's rows end
+    rows: Tensor | None,                                        # (n,) member after member; None = they are
     scale: float,
 ) -> Tensor:
-    """Adds the updates of rows that are put into the order of their members, who own any number of them."""
+    """Adds the updates of rows, in the order of their members, each of whom may have any number of rows."""
     T = x.shape[1]
     if rows is not None:
         x = x[rows]
-    ends = ends * T                                             # of each member's tokens
+    ends = ends * T                                             # where each member's tokens end
     h = F.grouped_mm(x.flatten(0, 1), A.transpose(1, 2), offs=ends)
     h = h * scale                                               # (n T, m R)
     update = F.grouped_mm(h, B, offs=ends)

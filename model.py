@@ -1,4 +1,4 @@
-"""The frozen base: Qwen2, Qwen3, Llama and Mistral by hand.
+"""Computes the frozen base: Qwen2, Qwen3, Llama and Mistral by hand.
 
 Shapes: B rows, T tokens, S cache slots, C width, H heads, K kv heads, D head size, V vocabulary.
 Parameter names are Hugging Face's, so that weights.py loads a file by assigning it strictly. Cache, mask and
@@ -22,7 +22,7 @@ Lora = Callable[[tuple[str, ...], list[int], Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The fields of config.json that the forward pass needs, under Hugging Face's names where those exist."""
+    """Holds the fields of config.json that the forward pass needs, if possible by Hugging Face's names."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -31,7 +31,7 @@ class ModelConfig:
     num_key_value_heads: int
     head_dim: int = 0                                   # 0 = hidden_size / num_attention_heads
     rope_theta: float = 10000.0
-    # rope_type and its numbers: see rope_frequencies; a dict has no hash
+    # rope_type and its numbers, see rope_frequencies; no part of the hash, because a dict has none
     rope_parameters: dict = field(default_factory=dict, hash=False)
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 32768
@@ -48,7 +48,7 @@ class ModelConfig:
 
 
 class Linear(nn.Linear):
-    """A linear layer that knows its full name, so that adapters can be handed in instead of patched on."""
+    """Holds the weights of a linear layer and its full name, by which adapters find it."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class FusedLinear:
         self.layers = layers
         self.paths = tuple(layer.path for layer in layers)
         self.sizes = [layer.out_features for layer in layers]
-        # the layers' own, one below the other, once they are fused
+        # None before `fuse`; then the layers' own, one below the other
         self.weight = None                      # (sum of sizes, in)
         self.scale = None                       # (sum of sizes,)
         self.bias = None                        # (sum of sizes,)
@@ -115,7 +115,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Product(torch.autograd.Function):
-    """Computes F.linear with an int8 weight. Keeps q for the backward pass, not the matrix made from it."""
+    """Computes F.linear with an int8 weight, of which it keeps no wider copy for the backward pass."""
 
     @staticmethod
     def forward(
@@ -137,8 +137,8 @@ class Int8Product(torch.autograd.Function):
 
 
 class Float32Product(torch.autograd.Function):
-    """Computes h (M, C) times a frozen weight (V, C) of the same format, in float32 (M, V). torch.mm can, but
-    has no derivative where out_dtype is given."""
+    """Computes h (M, C) times a frozen weight (V, C) of the same format, in float32 (M, V). torch.mm does so
+    if out_dtype is given, but has no derivative then."""
 
     @staticmethod
     def forward(ctx: object, h: Tensor, weight: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ def rope_table(
     freq = rope_frequencies(cfg, positions.device)
     angle = positions[:, None, :, None].float() * freq                  # (B, 1, T, D/2)
     cos = angle.cos()
-    sin = angle.sin()                   # (B, 1, T, D/2), of both halves of a head
+    sin = angle.sin()                   # (B, 1, T, D/2), the same for both halves of a head
     cos = torch.cat((cos, cos), -1)
     sin = torch.cat((-sin, sin), -1)
     return cos.to(dtype), sin.to(dtype)
@@ -214,12 +214,12 @@ def attend(
     B, H, T, D = q.shape
     K = k.shape[1]
     if T == 1:
-        # Decoding: one kv head's queries stand as its tokens: no repeated keys, no slow masked kernel
+        # In decoding a kv head's queries stand as its tokens, so no key is repeated, and fast kernels run.
         tokens = q.view(B, K, -1, D)                                    # (B, K, H/K, D)
         y = F.scaled_dot_product_attention(tokens, k, v, attn_mask=mask)
         return y.reshape(B, H, 1, D)
     slow_if_unequal = mask is not None or q.dtype == torch.float32
-    if q.is_cuda and slow_if_unequal:           # no fast kernel takes fewer kv heads there: repeat them
+    if q.is_cuda and slow_if_unequal:           # there fast kernels want as many kv heads as heads
         k = k.repeat_interleave(H // K, 1)
         v = v.repeat_interleave(H // K, 1)
     return F.scaled_dot_product_attention(
@@ -230,7 +230,7 @@ def attend(
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns 0 where a boolean mask allows a key, else -inf. The kernels would do this in every layer."""
+    """Returns 0 where a boolean mask allows a key, else -inf. The kernels would do so in every layer."""
     zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     return zeros.masked_fill_(~mask, -torch.inf)
 
@@ -238,8 +238,8 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 class KVCache:
     """Holds keys and values (B, K, S, D) of each layer. A token lies in the slot of its position.
 
-    `length` is the number of slots that are looked at. A forward pass over several tokens fills them from 0
-    on; before each pass over one token a row, whoever decodes sets it beyond the furthest row's position.
+    `length` is the number of slots that are looked at. A forward pass over prompts fills slots from 0 on, and
+    sets it. Before a pass over one token a row, the caller sets it beyond the furthest row's position.
     """
 
     def __init__(
@@ -270,16 +270,16 @@ class KVCache:
         other: "KVCache",
         source: Tensor,                 # (n,) rows of the other cache
     ) -> None:
-        """Overwrites the given rows (n,) with the rows `source` (n,) of another cache, and with 0 behind. A
-        masked key's value is multiplied by 0, and the row's last tenant may have left NaN there."""
+        """Overwrites the given rows (n,) with the rows `source` (n,) of another cache, and with 0 behind
+        them, because a masked value is multiplied by 0, and an earlier row may have left NaN there."""
         T = other.length
         for x, y in zip(self.keys + self.values, other.keys + other.values):
             x[rows, :, :T] = y[source]
             x[rows, :, T:] = 0
 
     def place(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the slots (B K,) in the flattened (B K S, D) keys for a token a row, at position (B,); and
-        the mask (B, 1, 1, length) of what each sees, itself and all before it."""
+        """Returns the slots (B K,) in the flattened (B K S, D) keys of one token a row, at position (B,), and
+        the mask (B, 1, 1, length) by which each sees itself and all before it."""
         x = self.keys[0]
         B, K, S, _ = x.shape
         first = torch.arange(B * K, device=x.device) * S                # slot of each head's first token
@@ -295,8 +295,8 @@ class KVCache:
         v: Tensor,                      # (B, K, T, D)
         slots: Tensor | None,           # of one token a row (B K,); None = from slot 0 on
     ) -> tuple[Tensor, Tensor]:
-        """Writes k, v (B, K, T, D) from slot 0 on, or one token a row into its slot. Returns all that is
-        looked at, (B, K, length, D)."""
+        """Writes k, v (B, K, T, D) from slot 0 on, or one token a row into its slot. Returns the keys and
+        values that are looked at, (B, K, length, D)."""
         keys, values = self.keys[layer], self.values[layer]
         T, D = k.shape[2:]
         if slots is None:
@@ -459,7 +459,7 @@ class Model(nn.Module):
         return self.model.norm(x)
 
     def fused_linears(self) -> list[FusedLinear]:
-        """Returns the adaptable layers, those together that share an input."""
+        """Returns the adaptable layers, in groups that share an input."""
         fused = []
         for block in self.model.layers:
             fused += [block.self_attn.qkv, block.self_attn.out]
@@ -509,6 +509,6 @@ class Base:
     model: Model
     tokenizer: object               # of transformers
     eos_ids: tuple[int, ...]
-    prompt_format: str              # how it is talked to: one of prompts.FORMATS
+    prompt_format: str              # how it is talked to, one of prompts.FORMATS
     path: Path
-    graphs: bool = False            # decode by steps that a CUDA graph can hold; load_base: on a GPU
+    graphs: bool = False            # decode by steps that a CUDA graph can hold (load_base sets it on a GPU)

@@ -41,7 +41,7 @@ except ModuleNotFoundError:
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
-# What the paper takes from elsewhere: kinds of tasks, a sandbox for programs, TrueSkill.
+# These are not the paper's own: the kinds of tasks, a sandbox for programs, TrueSkill.
 from common import Refused
 from tasks import TASK_TYPES, read_tasks, verify_answers
 from tasks.base import Proposal, Task
@@ -57,11 +57,11 @@ DEDUCTION = TASK_TYPES["code_o"]                    # given a program and an inp
 TRUESKILL = TrueSkill()
 RANK = 8
 ALPHA = 32.0                                        # a member changes a weight by ALPHA / RANK * B A
-N_PROMPTS = 3                                       # of a teacher in a step
-N_PROPOSALS = 8                                     # of a teacher to each of its prompts
-N_ATTEMPTS = 4                                      # of a student at each task
-MAX_NEW_TOKENS = 80                                 # of a proposal or an attempt
-REWARD = {"correct": 1.0, "wrong": -0.5, "malformed": -1.0}        # of an attempt
+N_PROMPTS = 3                                       # that a teacher gets in a step
+N_PROPOSALS = 8                                     # that a teacher writes to each prompt
+N_ATTEMPTS = 4                                      # that a student makes at each task
+MAX_NEW_TOKENS = 80                                 # in a proposal or an attempt
+REWARD = {"correct": 1.0, "wrong": -0.5, "malformed": -1.0}        # for an attempt
 LEARNING_RATE = {"teacher": 3e-3, "student": 2e-3}
 EVOLVE_EVERY = 8                                    # steps
 DRAW = 0.05                                         # how near to the expected solve rate is a draw
@@ -76,7 +76,7 @@ class Member:
     role: str                                       # "teacher" | "student"
     factors: dict[str, Factors]                     # by the layer's name
     rating: Rating = Rating()
-    born: int = -EVOLVE_EVERY                       # its step; founders may be replaced at once
+    born: int = -EVOLVE_EVERY                       # step of its birth; a founder counts as old
 
     def __post_init__(self) -> None:
         self.parameters = []
@@ -123,10 +123,10 @@ class Row:
     prompt: list[int]                               # token ids
     answer: list[int]                               # with the end token, unless cut off
     text: str = ""                                  # of the answer
-    task: Task | None = None                        # in a proposal, if it is valid
+    task: Task | None = None                        # that a valid proposal has become
     verdict: str = ""                               # on an attempt
-    reward: float = -1.0                            # what a proposal costs that is no task
-    advantage: float = 0.0                          # of each of the answer's tokens
+    reward: float = -1.0                            # what an invalid proposal is paid
+    advantage: float = 0.0                          # for each of the answer's tokens
 
 Group = list[Row]                                   # all answers of a member to one prompt
 
@@ -145,7 +145,7 @@ def pad(lists: list[list], side: str = "right") -> Tensor:
 @torch.inference_mode()
 def sample(model: PreTrainedModel, member: Member, prompts: list[Prompt], n: int,
            greedy: bool = False) -> list[Group]:
-    """Returns n answers of a member to each prompt, drawn at temperature 1 or greedy."""
+    """Returns n answers of a member to each prompt, drawn at temperature 1 or greedily."""
     if not prompts:
         return []
     LoRALinear.member = member
@@ -183,12 +183,12 @@ def sample(model: PreTrainedModel, member: Member, prompts: list[Prompt], n: int
 
 # ---- tasks: teachers propose them, the sandbox verifies, students solve --------------------------
 def task_of(proposal: Proposal, sandbox: Sandbox, seen: set[str]) -> Task | None:
-    """Returns the task of a proposal, or None. A task runs, is deterministic, and is new: `seen` holds
-    the structure of every task so far. Without it teachers end up repeating one short program that
-    is hard."""
+    """Returns the task that a proposal becomes if it runs, is deterministic and is new; else None.
+    `seen` holds the structures of all tasks so far. Without `seen` teachers end up repeating one
+    short program that is hard."""
     try:
         DEDUCTION.check(proposal, LIMITS)
-        key = DEDUCTION.key(proposal, "structural")     # of the program without names and constants
+        key = DEDUCTION.key(proposal, "structural")     # without names and constants
         if key in seen:
             return None
         [result] = sandbox.run([DEDUCTION.job(proposal)])
@@ -200,7 +200,7 @@ def task_of(proposal: Proposal, sandbox: Sandbox, seen: set[str]) -> Task | None
 
 def propose(model: PreTrainedModel, sandbox: Sandbox, teacher: Member,
             seen: set[str]) -> list[Group]:
-    """Returns a teacher's proposals. row.task is the task in a valid one."""
+    """Returns a teacher's proposals. A valid proposal has its task in row.task."""
     prompts = []
     for _ in range(N_PROMPTS):                      # each asks for an int, a list or a str
         prompts.append(DEDUCTION.propose(FORMAT, [], random, LIMITS))
@@ -282,8 +282,8 @@ def loss_of(model: PreTrainedModel, member: Member, rows: list[Row], n_tokens: i
 def update(model: PreTrainedModel, member: Member, groups: list[Group]) -> None:
     """Takes one step of Adam on a member's own groups of rows, its gradient clipped to norm 1."""
     advantages(groups)
-    # The loss is a mean over the tokens of all rows. Rows of advantage 0 add nothing to its sum and
-    # are not run, but their tokens count: where few rows say something, the gradient is small.
+    # The loss is a mean over the tokens of all rows. Rows of advantage 0 are not run, because they
+    # add nothing to the sum. But their tokens count, so a few telling rows move a member little.
     n_tokens = 0
     rows = []
     for row in flat(groups):
@@ -300,8 +300,8 @@ def update(model: PreTrainedModel, member: Member, groups: list[Group]) -> None:
 # ---- ratings, and matching by them ---------------------------------------------------------------
 def rate_match(teacher: Member, student: Member, rows: list[Row]) -> None:
     """Rates a match. The student wins if it solved more than the ratings expect, or was given no
-    task at all. A solve rate within DRAW of the expected one is a draw. TrueSkill's own margin is in
-    another unit: by it one match in ten of equals is a draw, however many of ours are."""
+    task at all. A solve rate within DRAW of the expected one is a draw. TrueSkill itself
+    assumes that one in ten matches of equals is a draw, and DRAW does not change that."""
     surprise = 1.0                                  # a teacher that wrote no task has lost
     if rows:
         surprise = solve_rate(rows) - TRUESKILL.p_win(student.rating, teacher.rating)
@@ -320,7 +320,7 @@ def match(teachers: list[Member], students: list[Member]) -> list[tuple[Member, 
     for teacher in random.sample(teachers, len(teachers)):
         if not pool:
             pool = list(students)
-        even = []                                   # largest where either may win
+        even = []                                   # largest if the result is open
         for student in pool:
             p = TRUESKILL.p_win(student.rating, teacher.rating)
             even.append(p * (1.0 - p))
@@ -332,8 +332,8 @@ def match(teachers: list[Member], students: list[Member]) -> list[tuple[Member, 
 
 # ---- evolution: operators make a child's factors of a layer from its parents' --------------------
 def factors_of(dW: Tensor, R: int) -> Factors:
-    """Returns the best A (R, in) and B (out, R) for dW (out, in). A component without a singular
-    value starts anew, as in a founder, because zeros in both factors would never get a gradient."""
+    """Returns the best A (R, in) and B (out, R) for dW (out, in). A component whose singular value
+    is 0 starts anew, as in a founder, because zeros in both factors would never get a gradient."""
     U, S, V = torch.linalg.svd(dW, full_matrices=False)
     root = S[:R].sqrt()
     A = (root[:, None] * V[:R]).float()
@@ -381,7 +381,7 @@ def weakest(members: list[Member], step: int) -> Member | None:
 @torch.no_grad()
 def evolve(members: list[Member], step: int) -> None:
     """Replaces the worst of a role by a child of others, with a new optimiser. The child's rating is
-    its parents', less certain. With a newcomer's, of fitness 0, it would be the next to go."""
+    its parents', less certain. With a newcomer's rating (fitness 0) it would be the next to go."""
     victim = weakest(members, step)
     if victim is None:
         return

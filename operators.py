@@ -1,10 +1,10 @@
-"""Children in LoRA weight space: mutations, crossovers, controls, and how far adapters are from each other.
+"""Makes children in LoRA weight space: mutations, crossovers, controls; and measures how adapters differ.
 
-An operator is a pure function op(parents, gen, **knobs) -> child on lora.Factors: name -> (A (R, in), B (out,
-R)). The child has its parents' rank. Operators work on the update dW = B A (times alpha/R, equal for all),
-because mean(B) mean(A) is not mean(B A), and because one dW has many factorings. An entry in MUTATIONS or
-CROSSOVERS, which "mixed" draws from, or in BY_NAME makes an operator a value of --evolve.
-Shapes: R rank, K = R x parents, or the module's width if that is less.
+An operator is a pure function op(parents, gen, **knobs) -> child on lora.Factors, which hold A (R, in) and
+B (out, R) by a module's name. The child has its parents' rank. Operators work on the update dW = B A (times
+alpha/R, equal for all), because mean(B) mean(A) is not mean(B A), and because one dW has many factorings.
+An entry in MUTATIONS or CROSSOVERS, which "mixed" draws from, or in BY_NAME makes an operator a value of
+--evolve. In shapes R is the rank, and K is R times the number of parents, or the module's width if less.
 """
 import re
 from collections.abc import Callable
@@ -25,8 +25,8 @@ DEAD = 1e-6     # singular values below this share of the largest are rounding n
 
 @dataclass(frozen=True)
 class Basis:
-    """Holds orthonormal columns that span what all parents' factors of one module can reach. In this basis
-    the dW of a parent, or of a child, is left core right^T with a small matrix `core` (K, K)."""
+    """Holds orthonormal columns that span all parents' factors of one module. In this basis the dW of a
+    parent or a child is the product left core right^T, and `core` is a small matrix (K, K)."""
     left: Tensor                    # (out, K) float32, where the factors are
     right: Tensor                   # (in, K)
 
@@ -38,7 +38,7 @@ def in_common(parents: list[tuple[Tensor, Tensor]]) -> tuple[Basis, list[Tensor]
     As, Bs = zip(*parents)
     A = torch.cat(As)                                           # (K, in)
     B = torch.cat(Bs, dim=1)                                    # (out, K)
-    # QR rounds each column by itself, so it does not matter how A and B share the scale of a component.
+    # QR rounds each column by itself, so it does not matter how A and B share a component's scale.
     right, of_a = torch.linalg.qr(A.T)                          # A^T = right of_a
     left, of_b = torch.linalg.qr(B)
     R = len(As[0])
@@ -52,7 +52,8 @@ def in_common(parents: list[tuple[Tensor, Tensor]]) -> tuple[Basis, list[Tensor]
 
 @dataclass(frozen=True)
 class Svd:
-    """Holds R components of a core, U diag(S) V^T with orthonormal U and V, or fewer in a narrow module."""
+    """Holds R components of a core, or fewer in a narrow module. The core is U diag(S) V^T, U and V
+    orthonormal."""
     U: Tensor                       # (K, R)
     S: Tensor                       # (R,)
     V: Tensor                       # (K, R)
@@ -203,7 +204,7 @@ def layers(
     scale: float = 0.3,
     share: float = 1 / 3,
 ) -> Factors:
-    """Adds noise to a random third of the modules; the others stay bit for bit."""
+    """Adds noise to a random share of the modules. The others stay bit for bit."""
     names = list(parents[0])
     n_hit = max(1, round(share * len(names)))
     hit = torch.randperm(len(names), generator=gen)[:n_hit]
@@ -219,7 +220,7 @@ def mask(
     gen: Generator,
     share: float = 0.3,
 ) -> Factors:
-    """Lets a random 30% of each module's singular components start anew (zero B, fresh A)."""
+    """Lets a random share of each module's singular components start anew (zero B, fresh A)."""
     def fn(cores: list[Tensor], R: int) -> Svd:
         parent = svd_of(cores[0], R)
         n_cut = max(1, round(share * R))
@@ -237,11 +238,12 @@ def dare(
     gen: Generator,
     p: float = 0.5,                 # with which a component is dropped
 ) -> Factors:
-    """Drops with probability p, rescales by 1/(1-p), averages and cuts to rank R (DARE, 2311.03099).
+    """Drops singular components of each parent's dW with probability p, multiplies the others by 1/(1-p),
+    averages the parents and cuts the mean to rank R (after DARE, 2311.03099).
 
-    It drops singular components of each parent's dW. Dropping elements of dW would leave full rank, and
-    dropping elements of the factors would depend on the factoring. The mean over draws is the parents'
-    midpoint; at p = 1/2 a child inherits each component whole or not at all.
+    DARE drops elements of dW, which would leave full rank. If elements of A and B were dropped, the child
+    would depend on how dW is factored. The mean over draws is the parents' midpoint. At p = 1/2 a child
+    inherits each component whole or not at all, because the factors 2 and 1/2 cancel.
     """
     assert 0 <= p < 1, f"dare needs a drop probability in [0, 1), got {p}"
 
@@ -265,7 +267,7 @@ def layerwise(parents: Parents, gen: Generator) -> Factors:
     """Takes each transformer block as a whole from one parent; both parents give at least one."""
     blocks = list(dict.fromkeys(map(block_of, parents[0])))         # each once, in the model's order
     coin = torch.randint(2, (len(blocks),), generator=gen)
-    if len(blocks) > 1 and coin.min() == coin.max():        # a copy: flip one block
+    if len(blocks) > 1 and coin.min() == coin.max():        # a copy of one parent, so flip one block
         i = torch.randint(len(blocks), (1,), generator=gen)
         coin[i] = 1 - coin[i]
     giver = dict(zip(blocks, coin.tolist()))                # block -> 0 or 1
@@ -287,7 +289,7 @@ def svd_mix(
         leading = svd_of(cores[0], n)
         rest = svd_of(cores[1], R).part(slice(n, None))
         total = leading.core + rest.core
-        return svd_of(total, R)         # anew: the parents' components are not orthogonal to each other
+        return svd_of(total, R)         # because one parent's components are not orthogonal to the other's
     return rebuilt(parents, gen, fn)
 
 
@@ -297,7 +299,7 @@ def extrapolate(
     low: float = 1.0,
     high: float = 1.5,
 ) -> Factors:
-    """Goes beyond the better parent: worse + eta (better - worse) in dW space, eta in U(low, high)."""
+    """Goes beyond the fitter parent: dW is other + eta (fitter - other), with eta drawn from U(low, high)."""
     u = torch.rand((), generator=gen, dtype=torch.float64).item()
     eta = low + (high - low) * u
     return weighted_sum(parents, (eta, 1 - eta), gen)
@@ -358,7 +360,7 @@ OPERATORS = MUTATIONS | CROSSOVERS | BY_NAME
 
 def dw_inner(members: list[Factors]) -> Tensor:
     """Returns the inner products (P, P) of the members' dW over all modules, float64 on the CPU, without
-    alpha/R; 0 with a fresh member. As <B A, B' A'> = sum((B^T B') * (A A'^T)), R x R products are enough."""
+    alpha/R. R x R products are enough, because <B A, B' A'> = sum((B^T B') * (A A'^T))."""
     P = len(members)
     total = 0.0
     for name in members[0]:

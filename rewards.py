@@ -4,7 +4,7 @@ A teacher's reward is a function (outcome: Outcome) -> float; its entry in TEACH
 --teacher-reward. It is asked about valid proposals only: invalid ones are paid INVALID.
 
 The expectation of the default (1 - p, but 0 when nobody solved it) peaks at p* = 1 - n^(-1/(n-1)) for n
-attempts (0.26 at 8): n is a difficulty knob, keep it fixed across the arms of an ablation.
+attempts (0.26 at 8). So n changes the difficulty: keep it fixed across the arms of an ablation.
 """
 from dataclasses import dataclass, field
 
@@ -14,8 +14,8 @@ NOISE_MARGIN = 0.1                      # noise-proof: by how much the solve rat
 
 @dataclass(frozen=True)
 class Outcome:
-    """Holds what became of a valid proposal, all that a reward may look at. The archive is that before the
-    step."""
+    """Holds what became of a valid proposal, which is all that a reward may look at. What it says of the
+    archive was counted before the step."""
     solve_rate: float                   # share of all attempts at it that the verifier called correct
     solve_rates: dict[str, float] = field(default_factory=dict)     # the same of each student, by name
     n_attempts: int = 1                 # of all students together
@@ -24,14 +24,14 @@ class Outcome:
     majority_baseline: float = 0.0      # solve rate of guessing the type's most frequent output of late
     n_tasks: int = 0                    # tasks that the archive has seen
     n_of_kind: int = 0                  # tasks of this type that it holds
-    # of its latest 512, those with this program up to names and constants: always 0 with the default --dedupe
-    # structural, which refuses such a proposal; give --dedupe exact or off to a reward that looks at it
+    # tasks among its latest 512 whose programs differ from this one in names and constants alone; 0 unless
+    # --dedupe is exact or off, because the default, structural, refuses such a proposal
     n_same_structure: int = 0
-    unique_at_64: float = 0.0           # different structures among 64 of these, on average
-    statements: int = 0                 # of the program
+    unique_at_64: float = 0.0           # different programs among 64 of the latest, on average
+    statements: int = 0                 # in the program
     program: str = ""
-    inputs: tuple[str, ...] = ()        # of the task, as texts: "[1, 2], 3"
-    outputs: tuple[str, ...] = ()       # of each input, as Python's literal: "'abc'"
+    inputs: tuple[str, ...] = ()        # texts, such as "[1, 2], 3"
+    outputs: tuple[str, ...] = ()       # one for each input, a literal such as "'abc'"
 
     @property
     def n_correct(self) -> int:
@@ -60,14 +60,13 @@ def nontrivial(outcome: Outcome) -> float:
 
 
 def noise_proof(outcome: Outcome) -> float:
-    """Returns learnability, but 0 unless the solve rate beats guessing the most frequent output by a
-    margin."""
+    """Returns learnability, but 0 unless the solve rate beats guessing the commonest output by a margin."""
     lucky = outcome.majority_baseline + NOISE_MARGIN
     return learnability(outcome) if outcome.solve_rate > lucky else 0.0
 
 
 def novelty(outcome: Outcome) -> float:
-    """Returns 0 for any valid new task, so that only others cost. Claims about difficulty need this
+    """Returns 0 for any valid task, so that only invalid proposals cost. Claims about difficulty need this
     control."""
     return 0.0
 

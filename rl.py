@@ -1,15 +1,16 @@
-"""Advantages, the loss and the joint update: every member learns from its own rows, all in one pass.
+"""Computes advantages and losses, and updates all members in one pass, each from its own rows.
 
-A step is one gradient step of REINFORCE++ (2501.03262) on what was sampled just now. The policy's ratio is 1
-then, so the clipped losses of PPO, GSPO and CISPO have the gradient of -A logp. Algorithms still differ in:
+A step is one gradient step on what was sampled just now. The policy's ratio is 1 then, so the clipped losses
+of PPO, GSPO and CISPO have the gradient of -A logp. Algorithms differ in the advantage A of an answer, and in
+what a member's loss is divided by, which is its number of tokens unless the table says otherwise:
 
     reinforce++  2501.03262   reward less the group's mean, whitened over a member's tokens of one role
-    rloo         2402.14740   reward less the mean of the group's others
-    grpo         2402.03300   divided by the group's deviation; rows count the same, however long
-    dr_grpo      2503.20783   grpo without both: no deviation, a constant for the row's length
+    rloo         2402.14740   reward less the mean of the group's other rewards
+    grpo         2402.03300   reward less the group's mean, over its deviation; every row weighs the same
+    dr_grpo      2503.20783   reward less the group's mean; the loss is divided by a constant
 
 A member's loss is a sum over its own tokens, so its step does not depend on who else is in the batch. Adam
-(1412.6980) has moments, steps, gradient norm and rate of each member.
+(1412.6980) keeps moments, steps, gradient norm and rate apart for each member.
 """
 from dataclasses import dataclass
 from functools import partial
@@ -26,12 +27,12 @@ from lora import Adapters, AdapterWeights, Route
 from model import Base
 from ranks import ALONE, Ranks, send
 
-CHUNK = 1 << 25                            # logits that exist at once: a whole batch's would fill a GPU
+CHUNK = 1 << 25                            # logits that exist at once; a whole batch's would fill a GPU
 DEFAULT = resolve_config(Config(), "micro")
 BETAS = (0.9, 0.95)                        # of Adam
 EPS = 1e-8                                 # of Adam
 MAX_NORM = 1.0                             # to which a member's gradient is clipped
-CAP = 2.0                                  # of importance weights: see token_loss
+CAP = 2.0                                  # largest importance weight, see token_loss
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Batch:
     rollout: Rollout
     reward: Tensor                   # (N,) float32
     group: Tensor                    # (N,) rows of one prompt share a number
-    role: Tensor                     # (N,) number of the role: a single agent plays all, whitened apart
+    role: Tensor                     # (N,) index into evolve.ROLES: with --single a member plays several
     kind: Tensor                     # (N,) index of the task type
 
 
@@ -50,8 +51,8 @@ def check_case(
     cases: tuple[str, ...],         # that are known
     where: str,                     # the function
 ) -> None:
-    """Fails for a value that config.py allows and a function here does not know. Without a case it would
-    compute what another value does, and nobody would notice."""
+    """Fails for a value that config.py allows and that has no case in a function. Without this check the
+    function would compute what another value means, and nobody would notice."""
     value = getattr(cfg, name)
     assert value in cases, f"{spelled(name)} {value} has no case in {where}: add one there"
 
@@ -59,7 +60,7 @@ def check_case(
 # --- advantages ---------------------------------------------------------------------------------------------
 
 def total(x: Tensor, index: Tensor) -> Tensor:
-    """Returns the sum of x (N,) over each group (n_groups,); index (N,) numbers the groups without gaps."""
+    """Returns the sum of x (N,) over each group (n_groups,). index (N,) is each number's group, from 0 up."""
     n_groups = int(index.max()) + 1
     return x.new_zeros(n_groups).index_add_(0, index, x)
 
@@ -126,7 +127,7 @@ def whiten(
     return adv.masked_fill(~rows, 0.0)
 
 
-def token_weight(rollout: Rollout, cfg: Config = DEFAULT) -> Tensor:
+def token_weight(rollout: Rollout, cfg: Config) -> Tensor:
     """Returns the weight (N,) of each of a row's tokens in its member's loss, 1 / the mean's denominator. The
     denominator is the member's answer tokens (member), its rows times the row's tokens (row), or its rows
     times max_new_tokens (constant)."""
@@ -154,12 +155,12 @@ Line = list[int]                           # rows of a rollout that share a memb
 
 @dataclass
 class Packed:
-    """Holds G lines of T tokens by member, padded on the right, and where M answer tokens are predicted."""
+    """Holds G lines of T tokens in the order of members, padded on the right, and their M answer tokens."""
     ids: Tensor                      # (G, T) int64
     positions: Tensor                # (G, T)
     mask: Tensor | None              # (G, 1, T, T) true where seen; None = causal: one answer a line
     member: Tensor                   # (G,) on the CPU: adapters are routed there, without a wait
-    source: Tensor                   # (M,) index into the flattened (G T) states
+    source: Tensor                   # (M,) index of the state that predicts it, of G T states
     target: Tensor                   # (M,) the answer token
     row: Tensor                      # (M,) its row in the rollout
     column: Tensor                   # (M,) its place in that row
@@ -206,7 +207,7 @@ def micro_batches(
     todo.sort()                                            # the shortest first, then by their rows
     batches = []
     for n_tokens, line in todo:
-        # all are padded to the latest, which is the longest; a line beyond the budget runs alone
+        # the latest line is the longest, to which all are padded; one beyond the budget runs alone
         if batches and (len(batches[-1]) + 1) * n_tokens <= budget:
             batches[-1].append(line)
         else:
@@ -236,8 +237,8 @@ def pack(
     row = torch.zeros(G, T, dtype=torch.int64)             # whose token stands there
     position = torch.zeros_like(row)
     answer = torch.full_like(row, -1)                      # 0 = prompt; 1, 2, ... = answers; -1 = padding
-    source = []                                            # place of the state that predicts a token
-    target_row, column = [], []                            # that token
+    source = []                                            # places of the states that predict
+    target_row, column = [], []                            # places of what they predict, in the rollout
     for g, line in enumerate(batch):
         P = int(rollout.prompt_len[line[0]])
         row[g, :P] = line[0]
@@ -246,11 +247,11 @@ def pack(
         at = P                                             # where the next answer begins
         for number, i in enumerate(line, 1):
             n = int(rollout.n_tokens[i]) - 1               # the last token is predicted, and not read
-            here = slice(at, at + n)
-            row[g, here] = i
-            position[g, here] = torch.arange(P, P + n)
-            answer[g, here] = number
-            first = g * T                                  # of the line, among the flattened states
+            places = slice(at, at + n)
+            row[g, places] = i
+            position[g, places] = torch.arange(P, P + n)
+            answer[g, places] = number
+            first = g * T                                  # place of the line among all states
             source.append(first + P - 1)                   # the prompt's end predicts the first token
             source += range(first + at, first + at + n)
             target_row += [i] * (n + 1)
@@ -312,7 +313,8 @@ def score(
     checkpointing: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the log-probability (M,) float32 of each target, and the entropy (M,) of its distribution, None
-    without --entropy-coef. At most CHUNK logits exist at once; more are computed again for the gradient."""
+    without --entropy-coef. At most CHUNK logits exist at once. If more are
+    needed, the backward pass computes them again."""
     def piece(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
         logits = base.model.logits(h).float()
         logp = (logits / cfg.temperature).log_softmax(-1)  # (M, V)
@@ -347,8 +349,8 @@ def accumulate(
     desc: str = "",
 ) -> tuple[Tensor, Tensor]:
     """Puts the gradient of every member's loss into .grad of the stacked factors, summed over all processes.
-    The loss is the sum over its tokens of token_weight times token_loss. Returns the log-probabilities (N, T)
-    of the trained tokens, elsewhere 0, and which rows (N,) were trained, those that have a gradient."""
+    A member's loss is the sum over its tokens of token_weight times token_loss. Returns the log-probabilities
+    (N, T), 0 in rows that were not trained, and which rows (N,) were trained."""
     n_rows = len(batch.reward)
     shape = tuple(getattr(adv, "shape", ()))
     # a number or a column would be broadcast, and every row would learn something else
@@ -370,7 +372,7 @@ def accumulate(
         p = pack(rollout, lines, adv.device)
         weights = AdapterWeights(adapters, p.member, dtype, trains=True)
         for linear in base.model.fused_linears():
-            weights.for_layers(linear.paths, linear.sizes)  # outside of what is checkpointed
+            weights.for_layers(linear.paths, linear.sizes)  # copies them outside of what is checkpointed
         checkpointing = p.ids.numel() > cfg.tokens_per_microbatch
         lora = weights.route(p.member)
         logp, entropy = score(base, p, lora, cfg, checkpointing)
@@ -420,12 +422,12 @@ def update(
 
 
 def per_member(x: Tensor) -> Tensor:
-    """Returns a number for each member (a,) in the shape (a, 1, 1), to scale factors with."""
+    """Returns the numbers x (a,) of a members in the shape (a, 1, 1), to scale their factors."""
     return x.float()[:, None, None]
 
 
 class Adam:
-    """Adapts stacked factors; moments, steps, gradient norm, clipped to MAX_NORM, and rate are per member."""
+    """Adapts stacked factors. Each member has moments, steps, rate and clipped norm of its own."""
 
     def __init__(self, adapters: Adapters):
         self.adapters = adapters
@@ -440,7 +442,7 @@ class Adam:
     def step(self, active: Tensor) -> tuple[Tensor, Tensor]:
         """Updates the active members (P,) bool from .grad and clears it; no bit of the others is touched.
         Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,)."""
-        squares = []                                       # of each factor, (P,)
+        squares = []                                       # one (P,) for each factor
         for factor in self.adapters.parameters():
             square = factor.grad.double().pow(2)
             squares.append(square.sum((1, 2)))
@@ -464,7 +466,7 @@ class Adam:
         return norm, active & ~finite
 
     def reset(self, slot: int) -> None:
-        """Forgets a member's moments and steps, because who replaces it starts fresh."""
+        """Forgets a member's moments and steps, because the child in its slot starts fresh."""
         for x in (*self.m, *self.v):
             x[slot].zero_()
         self.steps[slot] = 0

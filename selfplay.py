@@ -6,7 +6,6 @@ between steps.
 """
 import dataclasses
 import functools
-import itertools
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -34,11 +33,11 @@ from tasks.rendering import decode_answers, render
 from trueskill_lite import TrueSkill
 from verifier import Job, Verdict, Verifier
 
-# Phases: the third number of a random key, (seed, step, phase, member, index). Nothing draws with UPDATE: the
-# name keeps the numbers of those after it.
+# Phases: the third number of a random key, (seed, step, phase, member, index). Nothing draws with UPDATE. It
+# is here so that the phases behind it keep their numbers.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE_RATE, INIT = range(8)
 TITLES = {PROPOSE: "propose", SOLVE: "solve"}                   # of phases with a progress bar
-MATCHING_FLOOR = 0.1            # share of the uniform distribution in matching: exploration
+MATCHING_FLOOR = 0.1            # share of the uniform distribution in matching
 RATINGS = TrueSkill()
 
 
@@ -50,7 +49,7 @@ class Setup:
     adapters: Adapters              # all members', stacked
     ranks: Ranks                    # the processes of the run
     sandbox: Verifier | None        # process 0 only
-    limits: Limits                  # what a program and its values may be like
+    limits: Limits                  # how long programs and values may be, and more
     base_hash: str = ""             # SHA-256 of the base's files, which members' files name
     tasks_hash: str = ""            # SHA-256 of the file of --tasks
     shows_bars: bool = False        # whether the phases have progress bars
@@ -65,7 +64,7 @@ class ProposalRecord:
     few_shot: list[Task]            # the references that the prompt showed
     text: str = ""                  # as the teacher wrote it
     proposal: Proposal | None = None
-    key: str = ""                   # what duplicates have in common: TaskType.key
+    key: str = ""                   # equal for duplicates, see TaskType.key
     reason: str = ""                # why it is not valid; "" = valid
     task: Task | None = None
     # student's name -> the verdict of each of its attempts
@@ -92,7 +91,7 @@ class ProposalRecord:
     @property
     def verdicts(self) -> list[str]:
         """Returns the verdicts of all attempts at the task, student by student."""
-        return list(itertools.chain.from_iterable(self.attempts.values()))
+        return sum(self.attempts.values(), [])
 
     @property
     def solve_rate(self) -> float | None:
@@ -101,24 +100,23 @@ class ProposalRecord:
 
     @property
     def unjudged(self) -> bool:
-        """Returns whether the sandbox failed on it, or on every attempt at it: nobody learns from its row."""
+        """Returns whether the sandbox failed on it, or on every attempt at it. Nobody learns from it then."""
         if self.reason == "sandbox_failure":
             return True
         was_tried = len(self.verdicts) > 0
         return was_tried and self.solve_rate is None
 
 
-# Who meets whom, (teacher, student); and who attempted which task, in the order of Attempts
-Pairs = list[tuple[Member, Member]]
-Solved = list[tuple[ProposalRecord, Member]]
+Pairs = list[tuple[Member, Member]]             # (teacher, student)
+Solved = list[tuple[ProposalRecord, Member]]    # a task and who attempted it, in the order of Attempts
 
 
 @dataclass
 class Attempts:
     """Holds n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
     rollout: Rollout                # a row for each attempt
-    texts: list[str]                # of each row, the prompt's opening included
-    verdicts: list[list[str]]       # per task: of each attempt, as TaskType.judge says
+    texts: list[str]                # one for each row, the prompt's opening included
+    verdicts: list[list[str]]       # of a task -> of an attempt, as TaskType.grade says
 
 
 @dataclass
@@ -126,7 +124,7 @@ class RoleRows:
     """Holds what the members of a role wrote in a step, N rows, and what each row is paid."""
     role: str
     rollout: Rollout                # N rows
-    reward: list[float | None]      # None: the sandbox failed on it, the row is left out
+    reward: list[float | None]      # None = the sandbox failed, and the row is left out
     group: list[int]                # rows of one prompt share a number
     kind: list[str]                 # task type
 
@@ -169,8 +167,9 @@ def write(
     temperature: float,
     desc: str = "",                     # title of the progress bar
 ) -> tuple[Rollout, list[str]]:
-    """Returns n answers to each prompt: the rollout, and the texts, each with the opening that its prompt
-    began for it. Answer j to prompt i is row i * n + j. All prompts have one text that ends an answer."""
+    """Returns the rollout of n answers to each prompt, and their texts, each behind the opening with which
+    its prompt ends. Answer j to prompt i is row i * n + j. All prompts must share the text that ends
+    answers."""
     base = s.base
     asked = [render(prompt, base.prompt_format, base.tokenizer) for prompt in prompts]
     closing, = {rendered.closing for rendered in asked}
@@ -197,14 +196,14 @@ def ask(
         temperature = s.cfg.temperature
     keys = []
     for row in range(n * len(prompts)):
-        # numpy takes no negative number into a key: 1 more of the slot, as the base's is -1, and of the step
+        # 1 more of slot and step, because numpy takes no negative number into a key: the base's slot is -1
         keys.append((s.cfg.seed, step + 1, phase, slots[row // n] + 1, row))
     desc = TITLES.get(phase, "") if s.shows_bars else ""
     return write(s, prompts, slots, keys, n, temperature, desc)
 
 
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
-    """Returns the sandbox's verdict on each job. It runs in process 0 alone: else a job close to its time
+    """Returns the sandbox's verdict on each job. It runs in process 0 alone, because a job close to its time
     limit could end in one way here and in another there, and the processes would go apart."""
     def run() -> list[tuple]:
         return list(map(dataclasses.astuple, s.sandbox.run(jobs)))      # what JSON can carry
@@ -271,8 +270,7 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
 # --- match --------------------------------------------------------------------------------------------------
 
 def match(s: Setup, members: list[Member], step: int) -> Pairs:
-    """Returns the pairs of a step. Every teacher draws a student by what the ratings predict of their
-    match."""
+    """Returns the pairs of a step. Every teacher draws a student by the ratings' forecast of their match."""
     return evolve.match(
         members_of(members, "teacher"),
         members_of(members, "student"),
@@ -290,14 +288,14 @@ def prompt_teacher(
     kind: str,
     rng: random.Random,
 ) -> tuple[Prompt, list[Task]]:
-    """Returns a prompt for a teacher, and the references in it. One that does not fit the base's context is
-    passed over."""
+    """Returns a prompt for a teacher, and the references in it. These are made fewer, or shorter, until the
+    prompt fits the base's context."""
     few_shot = archive.references(kind, max(1, s.cfg.n_few_shot), rng)
     while True:
         prompt = TASK_TYPES[kind].propose(s.base.prompt_format, few_shot, rng, s.limits)
         if not few_shot or fits(s, prompt):
             return prompt, few_shot
-        if len(few_shot) == 1 and kind == "code_f":     # its teacher is given the program: another one
+        if len(few_shot) == 1 and kind == "code_f":     # a prompt of code_f needs a program
             few_shot = archive.shorter(few_shot[0])
             assert few_shot, "no program of the archive leaves room for an answer"
         else:
@@ -305,9 +303,9 @@ def prompt_teacher(
 
 
 def deal(s: Setup, teachers: list[Member], step: int) -> list[ProposalRecord]:
-    """Returns what stands for the teachers' proposals with --tasks: as many tasks as they would write, from
-    the file or from fresh programs. A task's number says which it is: runs of one seed learn from the same
-    tasks."""
+    """Returns what replaces the teachers' proposals with --tasks: as many tasks as they would write, from the
+    file or from fresh programs. A task depends on the seed and its number alone, so all runs of a seed learn
+    from the same tasks."""
     dealt = []
     n = s.cfg.n_prompts * s.cfg.proposals_per_prompt            # tasks of each teacher
     for row in range(n * len(teachers)):
@@ -328,7 +326,7 @@ def propose(
     step: int,
 ) -> tuple[Rollout | None, list[ProposalRecord]]:
     """Lets every teacher write n_prompts x proposals_per_prompt proposals, the task types in turn. Returns
-    the rollout, None with --tasks, where nobody writes, and the proposals."""
+    the rollout and the proposals. With --tasks nobody writes, and the rollout is None."""
     teachers = sorted((teacher for teacher, _ in pairs), key=lambda teacher: teacher.slot)
     if s.cfg.tasks:
         return None, deal(s, teachers, step)
@@ -358,11 +356,11 @@ def propose(
 
 
 def verify_proposals(s: Setup, archive: Archive, proposed: list[ProposalRecord], step: int) -> None:
-    """Runs what was read, and fills in task or reason. Duplicates of archive or batch are invalid
-    (cfg.dedupe)."""
+    """Runs the proposals that could be read, and fills in the task of each, or the reason why it is none.
+    Those that repeat the archive or this step are refused (cfg.dedupe)."""
     limits = s.limits.of_user() if s.cfg.tasks else s.limits
     # A look at the text refuses most of what is not valid, and costs less than a process.
-    ready = []                          # what has to be run
+    ready = []                          # proposals that have to be run
     for p in proposed:
         if not p.proposal:
             continue
@@ -406,7 +404,7 @@ def verify_proposals(s: Setup, archive: Archive, proposed: list[ProposalRecord],
 
 
 def refuse_echoes(s: Setup, made: list[tuple[ProposalRecord, Task]]) -> None:
-    """Gives the reason to each proposal whose task is solved by a copy of what its prompt shows."""
+    """Refuses each proposal whose task is solved by a copy of what its prompt shows."""
     tasks = [task for _, task in made]
     copies = [TASK_TYPES[task.kind].copies(task) for task in tasks]
     verdicts = judge_answers(tasks, copies, s.limits, functools.partial(run_jobs, s))
@@ -455,10 +453,11 @@ def solve(
 # --- rewards ------------------------------------------------------------------------------------------------
 
 def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Outcome]:
-    """Returns what a reward may look at, for each valid proposal. The archive is that before the step."""
+    """Returns what a reward may look at, for each valid proposal. The archive lacks the tasks of this
+    step."""
     majority = {kind: archive.majority_baseline(kind) for kind in s.cfg.task_types}
     structures = Counter(archive.recent)
-    unique_at_64 = archive.unique_at_64()           # for all proposals the same: it is counted once
+    unique_at_64 = archive.unique_at_64()           # slow, and the same for all proposals
     found = []
     for p in valid:
         by_student = {name: solve_rate(verdicts) for name, verdicts in p.attempts.items()}
@@ -499,7 +498,7 @@ def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> 
 
 
 def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> RoleRows | None:
-    """Returns what teachers learn from, their proposals, once paid. None if they wrote none."""
+    """Returns the proposals that teachers learn from, with their pay. None if teachers wrote nothing."""
     if rollout is None:
         return None
     rows = RoleRows("teacher", rollout, [], [], [])
@@ -511,7 +510,8 @@ def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> Rol
 
 
 def student_rows(s: Setup, solved: Solved, attempts: Attempts | None) -> RoleRows | None:
-    """Returns what students learn from, their attempts, each task a group. None if there were none."""
+    """Returns the attempts that students learn from, with their pay. Those at one task are a group. None if
+    there were none."""
     if not attempts:
         return None
     pay = STUDENT_REWARDS[s.cfg.student_reward]
@@ -526,10 +526,10 @@ def student_rows(s: Setup, solved: Solved, attempts: Attempts | None) -> RoleRow
 
 
 def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
-    """Returns the rows of all roles together; None = a role that wrote nothing. A row that the sandbox failed
-    on is left out: it has no gradient and no part in its group's baseline. Raises OSError if none is left."""
-    # reward, group, role and kind have a number for each row, rollouts a block of rows for each role
-    rollouts, reward, group, role, kind = [], [], [], [], []
+    """Returns the rows of all roles together; a part is None if its role wrote nothing. A row on which the
+    sandbox failed is left out, also of its group's baseline. Raises OSError if no row is left."""
+    rollouts = []                                       # one for each role
+    reward, group, role, kind = [], [], [], []          # one number for each row
     for part in parts:
         if part is None:
             continue

@@ -103,14 +103,14 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
         births = evolve_population(setup, state, step)
         clock.lap("evolve")
 
-        # the end of the step: its lines, and whether the run goes on
+        # the end of the step: write its lines, and decide whether the run goes on
         ranks.check_equal(setup.adapters.parameters(), f"step {step}")
         state.step += 1
         born = [birth["child"] for birth in births]
         row = dict(step=step, **measured, **probes, births=born, seconds=clock.seconds)
         row["alarms"] = measure.alarms([*history, row])
-        sounding = history[-1]["alarms"] if history else {}
-        begun = {name: told for name, told in row["alarms"].items() if name not in sounding}
+        before = history[-1]["alarms"] if history else {}
+        begun = {name: told for name, told in row["alarms"].items() if name not in before}
         history.append(row)
         tasks = task_rows(proposed, step)
         run.log(metrics=[row], tasks=tasks, matches=matches, genealogy=births)
@@ -139,7 +139,7 @@ def why_stop(stopped: list[str], begun: dict[str, str], halt_on: tuple[str, ...]
 
 
 def remember(state: State, proposed: list[ProposalRecord], n_heldout: int) -> None:
-    """Adds a step's valid tasks to the archive. A base without held-out tasks is probed on the first."""
+    """Adds a step's valid tasks to the archive. A run without held-out tasks takes the first as such."""
     valid = []
     for p in proposed:
         if p.task:
@@ -164,7 +164,7 @@ def rate_matches(pairs: list[tuple[Member, Member]], proposed: list[ProposalReco
             continue                                # nobody has won
         expected = RATINGS.p_win(student.rating, teacher.rating)
         winner = evolve.winner_of(solve_rate, expected)
-        better, worse = student, teacher            # of a draw in this order, too
+        better, worse = student, teacher            # this order holds for a draw, too
         if winner == "teacher":
             better, worse = teacher, student
         better.rating, worse.rating = RATINGS.rate(better.rating, worse.rating, draw=winner == "draw")
@@ -192,7 +192,7 @@ def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
     rows = []
     for number, role in enumerate(ROLES):
         writes_nothing = bool(cfg.tasks)
-        # with --lr 0, too, evolution is all that changes anybody: then teachers take part
+        # teachers with --lr-teacher 0 stay; but if --lr is 0 as well, only births change anybody
         is_frozen = cfg.lr_teacher == 0 and cfg.lr > 0
         if role == "teacher" and (writes_nothing or is_frozen):
             continue
@@ -208,7 +208,7 @@ def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
         for i, birth in enumerate(births):
             slot = birth.victim.slot
             gen = torch.Generator().manual_seed(selfplay.make_rng(*key, i).getrandbits(60))
-            # a GPU's linear algebra must not divide the processes: process 0 makes the child for all
+            # process 0 makes the child for all, because two GPUs' linear algebra may round differently
             norm_ratio = ranks.broadcast(lambda: evolve.apply_operator(adapters, birth, gen))
             ranks.broadcast_tensors([factor.data[slot] for factor in adapters.parameters()])
             state.adam.reset(slot)
@@ -224,8 +224,8 @@ def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
 def main(given: Config, enough: Enough = None) -> RunDir:
     """Runs from step 0, or from the last checkpoint of --resume. enough(row) is called after every step, the
     last one included, with its line of metrics.jsonl; the run ends after the step in which it returns
-    something true, else after --steps. What fails in one process raises UserError in all: none is left
-    waiting for another."""
+    something true, else after --steps. What fails in one process raises UserError in all, so that
+    none waits for another."""
     ranks = Ranks.join(given.device)
     cfg, base = ranks.together(lambda: prepare(given, ranks))
     with ranks.together(lambda: sandbox_of(cfg.prompt_format, ranks)) as sandbox, stop_flag() as stopped:
@@ -251,7 +251,7 @@ def main(given: Config, enough: Enough = None) -> RunDir:
 
 
 def sandbox_of(prompt_format: str, ranks: Ranks) -> contextlib.AbstractContextManager:
-    """Returns the verifier, in process 0 alone: its verdicts are told to the others."""
+    """Returns the verifier in process 0, and nothing in the others, which are told its verdicts."""
     if ranks.rank > 0:
         return contextlib.nullcontext()
     return open_sandbox("auto", prompt_format)

@@ -1,4 +1,4 @@
-"""Two-player ratings in closed form: who would win, and what a result changes.
+"""Rates two players in closed form: who would win, and what a result changes.
 
 >>> env = TrueSkill()
 >>> a, b = env.rate(env.new(), env.new())            # a wins: (29.396, 7.171) and (20.604, 7.171)
@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 SQRT2 = math.sqrt(2.0)
 SQRT2PI = math.sqrt(2.0 * math.pi)
-UNDERFLOW = 1e-290      # a probability below this has lost its digits, and the limits of v and w are better
+UNDERFLOW = 1e-290      # a probability below this has lost its digits: then v and w take their limits
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def draw_moments(t: float, e: float) -> tuple[float, float]:
     b = -e - abs(t)
     sign = math.copysign(1.0, t)
     z = cdf(a) - cdf(b)
-    if z < UNDERFLOW:           # a draw that could hardly happen: the gap becomes the margin
+    if z < UNDERFLOW:           # in the limit the performances differ by the margin
         return sign * a, 1.0
     v = (pdf(b) - pdf(a)) / z
     w = v * v + (a * pdf(a) - b * pdf(b)) / z
@@ -86,7 +86,7 @@ class TrueSkill:
         return Rating(mu_w, sigma_w), Rating(mu_l, sigma_l)
 
     def p_win(self, a: Rating, b: Rating) -> float:
-        """Returns P(a performs better than b), without draws: p_win(a, b) + p_win(b, a) = 1."""
+        """Returns P(a performs better than b), without draws, so that p_win(a, b) + p_win(b, a) = 1."""
         variance = 2.0 * self.beta ** 2 + a.sigma ** 2 + b.sigma ** 2
         return cdf((a.mu - b.mu) / math.sqrt(variance))
 

@@ -39,7 +39,7 @@ TASK_TYPES: dict[str, TaskType] = {
     "proof": Corner("tasks.proof", "PROOF"),
 }
 IDENTITY = Proposal("code_o", "def f(x):\n return x", ("[1,2,3]",))
-FRESH = "micro"                 # in place of a file: random programs (selfplay.deal)
+FRESH = "micro"                 # --tasks micro: random programs in place of a file
 
 
 # --- tasks of files -----------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def read_given(path: str, played: tuple[str, ...]) -> list[Proposal]:
 
 @functools.lru_cache(maxsize=8)
 def order(n: int, seed: int, lap: int) -> list[int]:
-    """Returns n places in the order of a lap."""
+    """Returns the order in which a lap goes through n tasks."""
     return random.Random(f"{seed}/lap/{lap}").sample(range(n), n)
 
 
@@ -105,9 +105,9 @@ def given_task(path: str, played: tuple[str, ...], seed: int, number: int) -> Pr
 def answer_in(task: Task, text: str, prompt_format: str, limits: Limits) -> str | None:
     """Returns the answer in a student's text, the prompt's opening included; None = malformed.
 
-    It is the last block under the name that was asked for which is an answer of the type. If none is, it is
-    the last such block that is not named for another part of a task. So whatever else a student shows, such
-    as a call of its function or what that prints, is passed over."""
+    Of the blocks with the name that was asked for, the last one that is an answer of the type counts. If
+    there is none, the same holds for blocks that are not named for another part of a task. So whatever else a
+    student shows, such as a call of its function or what that prints, is passed over."""
     task_type = TASK_TYPES[task.kind]
     for block in reversed(Answer(text, prompt_format).candidates(task_type.tags)):
         try:
@@ -119,9 +119,9 @@ def answer_in(task: Task, text: str, prompt_format: str, limits: Limits) -> str 
 
 def judge_answers(tasks: list[Task], answers: list[list[str | None]], limits: Limits,
                   run: RunJobs) -> list[list[str]]:
-    """Returns the verdict on each answer to each task: "correct", "wrong", "malformed" (of None), UNJUDGED or
-    VIOLATION. `run` gets all jobs in one list, so the sandbox has enough to do. Equal answers run once."""
-    different, jobs = [], []                    # of each task
+    """Returns the verdict on each answer to each task, as TaskType.grade says; None is malformed. `run` gets
+    all jobs in one list, so that the sandbox works on many at once. Equal answers run once."""
+    different, jobs = [], []                    # a list for each task
     for task, own in zip(tasks, answers, strict=True):
         texts = [answer for answer in dict.fromkeys(own) if answer is not None]
         different.append(texts)
@@ -132,7 +132,7 @@ def judge_answers(tasks: list[Task], answers: list[list[str | None]], limits: Li
         claims = []
         for result in itertools.islice(results, len(own_jobs)):
             claims += map(Claim, result.outputs, result.errors)
-        # However the type has dealt its answers out to jobs, each has as many executions as any other.
+        # All answers to a task have equally many executions, in however many jobs.
         n = len(claims) // max(1, len(texts))
         graded = {None: "malformed"}
         for i, text in enumerate(texts):

@@ -38,8 +38,8 @@ class Archive:
         del pool[:-self.cap]
 
     def references(self, kind: str, k: int, rng: Random) -> list[Task]:
-        """Returns up to k different few-shot tasks, or seeds. In code_f the first one is to be given
-        inputs."""
+        """Returns up to k different tasks of a type, or of the seeds if it has none. In code_f the first one
+        has the program for which inputs are asked."""
         pool = self.tasks[kind]
         if not pool:
             pool = [task for task in self.seeds if task.kind.startswith("code")]
@@ -50,8 +50,7 @@ class Archive:
         return [first, *rng.sample(pool, min(max(0, k - 1), len(pool)))]
 
     def shorter(self, task: Task) -> list[Task]:
-        """Returns the longest program of the archive that is shorter than a task's, as a list; [] if none
-        is."""
+        """Returns a list of the task with the longest program that is shorter than this one's, or []."""
         longest = []
         for other in [*self.tasks["code_o"], *self.tasks["code_i"], *self.seeds]:
             if len(other.program) < len(task.program):
@@ -66,7 +65,7 @@ class Archive:
 
     def unique_at_64(self, m: int = 64) -> float:
         """Returns the expected number of different structures among m of the latest tasks (Hurlbert 1971, eq.
-        17). Runs whose teachers write different numbers of tasks can be compared by it."""
+        17). By it, runs with different numbers of tasks can be compared."""
         n = len(self.recent)
         m = min(m, n)
         expected = 0.0

@@ -27,11 +27,11 @@ from tasks.programs import (
 from tasks.prompts import FORMATS, TEMPLATES, TOPICS, Answer, Prompt, show, template
 from verifier import Job, Verdict
 
-# What an attempt may be besides correct, wrong and malformed. UNJUDGED: the sandbox failed, and the attempt
-# counts nowhere. VIOLATION: the program made a forbidden system call, and the attempt counts as wrong.
+# Verdicts besides correct, wrong and malformed. If the sandbox failed, an attempt is UNJUDGED and counts
+# nowhere. If its program made a forbidden system call, it is a VIOLATION and counts as wrong.
 UNJUDGED = "unjudged"
 VIOLATION = "violation"
-# The name of a failure of the sandbox as a Verdict's end or error.
+# What a Verdict has as end or error when the sandbox failed.
 FAILED = "sandbox failure"
 # The splits of held-out tasks: members are chosen on validation, and claims are made on test.
 SPLITS = "test", "validation"
@@ -51,7 +51,7 @@ for same_name in "timeout", "killed", "exit", VIOLATION, "crash", "nondeterminis
 
 @dataclass(frozen=True)
 class Proposal:
-    """A teacher's task before execution: program text, and argument texts as in the brackets of a call."""
+    """Holds a teacher's task before execution. Inputs are texts, as in the brackets of a call."""
     kind: str
     program: str
     inputs: tuple[str, ...]
@@ -61,7 +61,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Task:
-    """A valid task."""
+    """Holds a valid task."""
     kind: str
     program: str
     inputs: tuple[str, ...]
@@ -76,29 +76,29 @@ class Task:
 
 @dataclass(frozen=True)
 class Claim:
-    """What one execution is said to have returned: a canonical text, or None and the error in its place."""
+    """Holds what one execution returned, as a canonical text, or else its error."""
     output: str | None
     error: str | None
 
 
 class TaskType:
-    """What the task types share. A type has one method for each thing that it does, and overrides what it
-    does otherwise than this class, which is a program and its input.
+    """Holds what the task types share. A type has one method for each thing that it does. The methods here
+    are those for a program and its input, and a type overrides what it does in another way.
 
     A proposal goes through read, check, key, job and make, which gives the Task. Attempts at a task go
     through solve, which gives the Prompt, read_answer, answer_jobs and grade. Those that get a model's text
     (read, check, make, read_answer) raise Refused("reason" or "reason: details") if it is not what was asked
     for."""
     name = ""
-    # Names of the block with a student's answer. The prompt asks for the first; the others are read, too.
+    # Names that the block with a student's answer may have. The prompt asks for the first.
     tags = ("answer",)
     # Whether one program on other inputs is another task, and not a duplicate.
     by_input = False
     # What a proposal is about; one of them is drawn for each prompt.
     topics: tuple[str, ...] = tuple(TOPICS)
-    # A task to show while there are none; where it is None, those of code are shown.
+    # What prompts show as long as there is no task. If it is None, they show tasks of code.
     seed: Proposal | None = None
-    # Of a valid task's program: its length, how complex it is, and its hash up to names and constants.
+    # How long a valid task's program is, how complex, and its hash without names and constants.
     statements = staticmethod(count_statements)
     complexity = staticmethod(complexity)
     structure = staticmethod(structural_hash)
@@ -111,15 +111,15 @@ class TaskType:
     # --- proposals ------------------------------------------------------------------------------------------
 
     def propose(self, prompt_format: str, few_shot: list[Task], rng: random.Random, limits: Limits) -> Prompt:
-        """Returns the prompt for a teacher. few_shot: tasks to learn from; in code_f the first is to be given
-        inputs."""
+        """Returns the prompt for a teacher. It may show the tasks few_shot. In code_f it asks for inputs to
+        the first one's program."""
         asked = template(self.name, prompt_format, "propose")
         examples = []
         if "{examples}" in asked.user:
             for task in few_shot:
                 fields = self.fields(prompt_format, task, limits)
                 examples.append(TEMPLATES[self.name].example.format(**fields))
-        # Always both draws, whatever the template asks: draws must not depend on the prompt format.
+        # Both are drawn even if the template asks for neither, so that draws do not depend on the format.
         answer_type = rng.choice(ANSWER_TYPES)
         topic = rng.choice(self.topics)
         program = given = ""
@@ -141,14 +141,14 @@ class TaskType:
             inputs = texts_of(row, "inputs")
         else:
             inputs = [text_of(row, "input")]
-        # As it stands: who writes a file of tasks means its comments.
+        # tidy would take comments out, but a user means what a file of tasks holds.
         program = normalise(text_of(row, "program"), MAX_CHARS, tidy=False)
         return Proposal(self.name, program, tuple(inputs), text_of(row, "message", ""))
 
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
         """Returns the proposal, here a program and its input, in what a teacher wrote."""
         form = written.form
-        # A comment in the compact protocol could state the answer, and nothing would take it out (tidy).
+        # In the compact protocol nothing takes a comment out (tidy), and it could state the answer.
         has_remark = form.strict and "#" in written.text
         refuse_unless(written.admits("python", "input") and not has_remark, "syntax")
         at = first_program(written.blocks)
@@ -167,9 +167,8 @@ class TaskType:
             check_input(text, limits)
 
     def key(self, proposal: Proposal, dedupe: str) -> str:
-        """Returns the archive's key, which duplicates share. dedupe: "structural" = the structure of the
-        program, without constants and names, and the inputs if `by_input`; "exact" = the program and its
-        inputs."""
+        """Returns the key that duplicates share. If dedupe is "exact", it hashes the program and its inputs,
+        else the program without constants and names, and the inputs only if `by_input`."""
         if dedupe == "exact":
             key = digest(proposal.program, *proposal.inputs)
         else:
@@ -180,12 +179,12 @@ class TaskType:
 
     def job(self, proposal: Proposal) -> Job:
         """Returns the execution that decides validity and gives the gold outputs."""
-        # deterministic: a gold answer that varies would be luck to meet.
+        # deterministic, because a student could meet a gold output that varies by luck alone
         return Job(proposal.program, proposal.inputs, deterministic=True)
 
     def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
         """Returns the task, whose gold outputs are what the execution returned."""
-        # Of several inputs each must return: a task is valid as a whole or not at all.
+        # The program must return on every input, because a task is valid as a whole or not at all.
         refuse_unless(verdict.end == "ok", reason_of(verdict.end))
         for output, error in zip(verdict.outputs, verdict.errors, strict=True):
             check_value(returned(output, error), limits)
@@ -200,7 +199,7 @@ class TaskType:
     # --- attempts -------------------------------------------------------------------------------------------
 
     def solve(self, prompt_format: str, task: Task, limits: Limits) -> Prompt:
-        """Returns the prompt for a student, behind solved tasks if its prompt format shows them."""
+        """Returns the prompt for a student. If the prompt format shows solved tasks, they come first."""
         asked = template(self.name, prompt_format, "solve")
         fields = self.fields(prompt_format, task, limits)
         solution = FORMATS[prompt_format].solution
@@ -213,7 +212,7 @@ class TaskType:
         return replace(asked.filled(**fields), turns=tuple(turns))
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
-        """Returns what a prompt format's template may say of a task, by name."""
+        """Returns what a template may say of a task, by the name of its placeholder."""
         outputs = shown_outputs(task, limits.compact)
         pairs = ""
         for i in range(self.n_shown(task, limits)):
@@ -245,8 +244,8 @@ class TaskType:
         return []
 
     def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
-        """Returns "correct", "wrong", "malformed", UNJUDGED or VIOLATION. claims: what the executions of this
-        answer returned, none if it did not have to run."""
+        """Returns "correct", "wrong", "malformed", UNJUDGED or VIOLATION. The claims are what
+        the executions of this answer returned. There is none if it did not have to run."""
         raise NotImplementedError
 
 
@@ -259,7 +258,7 @@ def text_of(row: dict, name: str, default: str | None = None) -> str:
 
 
 def texts_of(row: dict, name: str) -> list[str]:
-    """Returns a list of texts in a line of a file of tasks, at least one. Raises UserError, as above."""
+    """Returns a list of texts in a line of a file of tasks, at least one. Raises UserError if it is none."""
     demand(name in row, f"lacks {name!r}")
     texts = row[name]
     is_list = isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)
@@ -289,8 +288,8 @@ def shown_outputs(task: Task, compact: bool = False) -> list[str]:
 
 
 def split_of(text: str) -> str:
-    """Returns the split of a held-out task, by its program (or question) alone: the same on every machine."""
-    # Not Python's hash: it differs from process to process.
+    """Returns the split of a held-out task, which depends on its program (or question) alone."""
+    # Python's own hash would differ from process to process.
     byte, = hashlib.blake2b(text.encode(), digest_size=1, person=b"split").digest()
     return SPLITS[byte % 2]
 
@@ -298,7 +297,7 @@ def split_of(text: str) -> str:
 def first_program(blocks: Blocks) -> int:
     """Returns the place of the first block that is a program. Raises Refused if there is none."""
     for i, (tag, body) in enumerate(blocks):
-        if tag == "python" or tag == "" and "def " in body:
+        if tag == "python" or (tag == "" and "def " in body):
             return i
     raise Refused("no_program")
 

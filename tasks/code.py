@@ -1,4 +1,4 @@
-"""Tasks of code: code_o deduction, code_i abduction, code_f induction (Absolute Zero, 2505.03335)."""
+"""Defines the tasks of code: deduction, abduction and induction (Absolute Zero, 2505.03335)."""
 import cmath
 from collections.abc import Collection
 from dataclasses import replace
@@ -16,16 +16,14 @@ ABOUT_ZERO = 1e-12
 
 
 class ValueTask(TaskType):
-    """Holds what code_o and code_i share: the answer is data that a program is run on, the gold is
-    outputs[0]."""
+    """Holds what code_o and code_i share. A program is run on the answer, and has to return outputs[0]."""
 
     def answer_jobs(self, task: Task, answers: list[str], limits: Limits) -> list[Job]:
-        """Returns one job for each answer: in one, the calls of the task's program could count each other."""
+        """Returns one job for each answer, because in one job the program could count its calls."""
         return [Job(task.program, (answer,)) for answer in answers]
 
     def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
-        """Returns "malformed" for an answer that is no literal. One that the program cannot digest is
-        wrong."""
+        """Returns "malformed" for an answer that is no literal, and "wrong" if the program raises on it."""
         claim, = claims
         if claim.error == FAILED:
             return UNJUDGED
@@ -38,16 +36,16 @@ class ValueTask(TaskType):
 
 def check_length(block: str, limits: Limits) -> None:
     """Raises Refused if an answer is longer than a gold value can be."""
-    # Twice the limit: the gold is measured as it is displayed, and an answer may hold more spaces.
+    # The limit is for values as they are displayed. Twice as much leaves room for spaces.
     longest = 2 * max(limits.input_chars, limits.output_chars)
     refuse_unless(len(block.strip()) <= longest, "too_long")
 
 
 class Deduction(ValueTask):
-    """Program and input are given; the answer is the output, one literal."""
+    """Asks for the output, one literal, of a program on an input."""
     name = "code_o"
     tags = ("output",)
-    # A program of ours, which reads all answers in one run. If it raises, the answer was no value.
+    # This program of ours reads all answers in one run. If it raises, the answer was no value.
     program = "def f(value):\n    return value"
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:
@@ -60,7 +58,7 @@ class Deduction(ValueTask):
         return [Job(self.program, tuple(answers))] if answers else []
 
     def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
-        """As `ValueTask.grade`, but our own program returns whatever it is given."""
+        """Does what `ValueTask.grade` does, but an answer on which our own program fails is malformed."""
         claim, = claims
         if claim.error not in (None, FAILED):
             return "malformed"
@@ -68,7 +66,7 @@ class Deduction(ValueTask):
 
 
 class Abduction(ValueTask):
-    """Program and output are given; the answer is any input that gives this output, as literals."""
+    """Asks for any input, as literals, on which a program returns a given output."""
     name = "code_i"
     tags = ("input",)
 
@@ -85,7 +83,7 @@ class Abduction(ValueTask):
 
 
 class Induction(TaskType):
-    """Pairs and a hint are given; the answer is a program, graded on the hidden pairs alone."""
+    """Asks for a program, given pairs and a hint. It is graded on hidden pairs alone."""
     name = "code_f"
     tags = ("python",)
     by_input = True
@@ -93,7 +91,7 @@ class Induction(TaskType):
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
         """Returns inputs for the program of few_shot[0], the first n_inputs different ones, and a hint."""
         form = written.form
-        # The compact protocol is inputs alone, at least one; its comments could state the answer.
+        # The compact protocol has inputs alone, at least one. A comment could state the answer.
         is_protocol = written.admits(*["input"] * max(1, len(written.blocks)))
         has_remark = form.strict and "#" in written.text
         refuse_unless(is_protocol and not has_remark, "syntax")
@@ -106,7 +104,7 @@ class Induction(TaskType):
                 break
             for given, as_written in stated_inputs(text).items():
                 inputs.setdefault(given, as_written)
-        # Where programs are tidied, inputs are, too. One block may have stated more than were asked for.
+        # Inputs are tidied if programs are. One block may have stated more than were asked for.
         kept = inputs
         if not form.tidy:
             kept = inputs.values()
@@ -114,17 +112,17 @@ class Induction(TaskType):
         return Proposal(self.name, program, tuple(kept)[:limits.n_inputs], hints[-1].strip())
 
     def check(self, proposal: Proposal, limits: Limits) -> None:
-        """As `TaskType.check`, and there must be enough inputs."""
+        """Does what `TaskType.check` does, and refuses too few inputs."""
         refuse_unless(len(proposal.inputs) >= limits.min_inputs, "few_inputs")
         super().check(proposal, limits)
 
     def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
-        """As `TaskType.make`; inputs on which it raises are left out while at least min_inputs remain."""
+        """Does what `TaskType.make` does, without inputs on which the program raises, if enough are left."""
         kept = []
         for given, output, error in zip(proposal.inputs, verdict.outputs, verdict.errors):
             if error is None or not error.startswith("error"):
                 kept.append((given, output, error))
-        # Not where it ended badly: such a program may end so on other inputs, too.
+        # A program that ended badly may do so on other inputs, too, and stays refused.
         if verdict.end == "ok" and limits.min_inputs <= len(kept) < len(verdict.errors):
             inputs, outputs, errors = zip(*kept)
             proposal = replace(proposal, inputs=inputs)
@@ -132,7 +130,8 @@ class Induction(TaskType):
         return super().make(proposal, verdict, limits, key)
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:
-        """Returns the program as it stands. All that it must do is to bind f; the sandbox has the walls."""
+        """Returns the program as it stands, if it binds f. It needs no other check, because it runs in a
+        sandbox."""
         refuse_unless(binds_f(block), "no_entry")
         return block.strip("\n")
 
@@ -159,8 +158,8 @@ class Induction(TaskType):
 
 
 def close(value: object, gold: object) -> bool:
-    """Returns whether a value is the gold one, whose floats need not be met to the last bit, for another
-    order of adding changes it. In containers, too."""
+    """Returns whether a value is the gold one. Floats, also those in containers, may differ a little, because
+    another order of adding changes their last bits."""
     if same(value, gold):
         return True
     match gold:
