@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import config
+from eval import ablate
 
 ROOT = Path(config.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -67,10 +68,11 @@ def try_command(command: str, monkeypatch) -> None:
         config.resolve_config(cfg, "micro" if cfg.base.startswith("micro/") else of_others)
     else:
         as_module = words[0] == "-m"
-        arms = [words[i + 1].partition(":")[2] for i, word in enumerate(words) if word == "--arm"]
-        behind = [shlex.join(words[words.index("--") + 1:])] if "--" in words else []
-        for flags in arms + behind:                             # of train.py
-            config.config_of(config.parse_args(None, shlex.split(flags)))
+        if words[:2] == ["-m", "eval.ablate"] and "--from" not in words:  # its arms are flags of train.py, but not every one
+            at = words.index("--") if "--" in words else len(words)
+            args = ablate.parser().parse_args(words[2:at])
+            args.train = words[at + 1:]
+            ablate.settled(args, ablate.arms_of(args))
         monkeypatch.setattr(sys, "argv", words[as_module:])
         with monkeypatch.context() as patched, pytest.raises(StopIteration):
             patched.setattr(argparse.ArgumentParser, "parse_known_args", parse_and_stop)
