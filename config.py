@@ -281,7 +281,7 @@ def usual(cfg: Config, prompt_format: str) -> dict[str, object]:
             assert name in values, f"a preset of config.py sets {name!r}, which is no flag"
             values[name] = value
     if cfg.single:
-        values["pop"] = 2                           # of one adapter, once in each role
+        values["pop"] = 2                           # one adapter, counted in each role
     values["grace"] = cfg.evolve_every or values["evolve_every"]
     values["dedupe"] = "off" if cfg.tasks else "structural"         # given tasks come again
     return values
@@ -294,16 +294,16 @@ def resolve_config(cfg: Config, prompt_format: str, dtype: str = "auto") -> Conf
         if getattr(cfg, f.name) is not None:
             check_value(f, getattr(cfg, f.name))
     usually = usual(cfg, prompt_format)
-    missing = {name: usually[name] for name, value in vars(cfg).items() if value is None}
-    missing |= dict(prompt_format=prompt_format)
+    filled = {name: usually[name] for name, value in vars(cfg).items() if value is None}
+    filled |= dict(prompt_format=prompt_format)
     if cfg.dtype == "auto":
-        missing |= dict(dtype=dtype)
-    cfg = replace(cfg, **missing)
-    for flag, (is_on, names) in SWITCHED_OFF.items():
+        filled |= dict(dtype=dtype)
+    cfg = replace(cfg, **filled)
+    for other, (is_on, names) in SWITCHED_OFF.items():
         for name in names:
             value = getattr(cfg, name)
             idle = is_on(cfg) and value not in (usually[name], "none")
-            demand(not idle, f"{spelled(name)} {value} does nothing beside {flag}: leave one of the two out")
+            demand(not idle, f"{spelled(name)} {value} does nothing beside {other}: leave one of the two out")
     check_together(cfg)
     return cfg
 

@@ -91,7 +91,7 @@ def spread(n: int, factor: float, rng: Random) -> list[float]:
     parts of equal ratio, and one scale is drawn log-uniformly from each part."""
     scales = []
     for i in range(n):
-        share = (i + rng.random()) / n                  # of the range, from 0 to 1
+        share = (i + rng.random()) / n                  # place in the range, from 0 to 1
         scales.append(factor ** (share - 0.5))
     return rng.sample(scales, n)
 
@@ -190,7 +190,7 @@ def plan_births(
     old_enough = [m for m in ranked[:-1] if not m.parents or step - m.born > grace]
     victims = old_enough[:max(1, int(replace_frac * len(played)))]
     survivors = [m for m in ranked if m not in victims]
-    serial = max(int(m.name[1:]) for m in members)      # of all, so that no name ever comes twice
+    serial = max(int(m.name[1:]) for m in members)      # the highest of all, so that no name comes twice
     births = []
     for number, victim in enumerate(victims, serial + 1):
         operator = choose_operator(mode, len(survivors), rng)
@@ -250,11 +250,11 @@ def module_order(path: str) -> tuple[list[int], int]:
 
 
 def cross(
-    directories: list[str],                         # of the parents, the fitter first
+    directories: list[str],                         # the parents', the fitter first
     operator: str,
     out: str | Path,
     seed: int = 0,
-    **knobs: float,                                 # of the operator
+    **knobs: float,                                 # the operator's
 ) -> tuple[float, torch.Tensor]:
     """Makes a child of PEFT directories, and writes it into the new directory `out`. Returns its norm ratio
     and the cosines (P + 1, P + 1) between the dW of the parents and the child, which is the last."""
@@ -281,7 +281,7 @@ def cross(
 
 
 def main() -> None:
-    """The command line."""
+    """Makes the child that the command line asks for."""
     parser = parser_of("evolve.py", "Make a child of adapters by hand.")
     parser.add_argument("parents", nargs="+", help="PEFT directories of one base and rank, the fitter first")
     parser.add_argument("--operator", default="add", choices=tuple(OPERATORS))

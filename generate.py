@@ -449,7 +449,7 @@ def admit_next(
     batch: DecodeBatch,
     waiting: list[int],             # numbers of prompts
     n: int,                         # how many of them
-    member: list[int],              # of each prompt
+    member: list[int],              # who answers each prompt
 ) -> None:
     """Admits the first n of the waiting prompts, or all if fewer wait. Those of a member go together, and as
     many go at a time as PREFILL allows."""

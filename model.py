@@ -293,7 +293,7 @@ class KVCache:
         layer: int,
         k: Tensor,                      # (B, K, T, D)
         v: Tensor,                      # (B, K, T, D)
-        slots: Tensor | None,           # of one token a row (B K,); None = from slot 0 on
+        slots: Tensor | None,           # (B K,) for one token a row; None = from slot 0 on
     ) -> tuple[Tensor, Tensor]:
         """Writes k, v (B, K, T, D) from slot 0 on, or one token a row into its slot. Returns the keys and
         values that are looked at, (B, K, length, D)."""
@@ -507,7 +507,7 @@ class Model(nn.Module):
 class Base:
     """Holds a loaded base: frozen model, tokenizer, every id that ends an answer, and its prompt format."""
     model: Model
-    tokenizer: object               # of transformers
+    tokenizer: object               # transformers' own
     eos_ids: tuple[int, ...]
     prompt_format: str              # how it is talked to, one of prompts.FORMATS
     path: Path

@@ -67,7 +67,7 @@ EVOLVE_EVERY = 8                                    # steps
 DRAW = 0.05                                         # how near to the expected solve rate is a draw
 
 # ---- the population ------------------------------------------------------------------------------
-Factors = tuple[Tensor, Tensor]                     # of one layer: A (R, in), B (out, R)
+Factors = tuple[Tensor, Tensor]                     # A (R, in) and B (out, R) of one layer
 
 @dataclass(eq=False)
 class Member:
@@ -122,7 +122,7 @@ class Row:
     """Holds one answer: a teacher's proposal, or a student's attempt at a task."""
     prompt: list[int]                               # token ids
     answer: list[int]                               # with the end token, unless cut off
-    text: str = ""                                  # of the answer
+    text: str = ""                                  # the answer in words
     task: Task | None = None                        # that a valid proposal has become
     verdict: str = ""                               # on an attempt
     reward: float = -1.0                            # what an invalid proposal is paid

@@ -186,7 +186,7 @@ def jitter(
 def noise(
     parents: Parents,
     gen: Generator,
-    scale: float = 0.1,             # of the noise, in standard deviations of a tensor
+    scale: float = 0.1,             # standard deviation of the noise over the tensor's
 ) -> Factors:
     """Adds Gaussian noise to A and B. A zero B takes A's standard deviation, so that an adapter that never
     learned can leave the base."""

@@ -18,7 +18,7 @@ class Outcome:
     archive was counted before the step."""
     solve_rate: float                   # share of all attempts at it that the verifier called correct
     solve_rates: dict[str, float] = field(default_factory=dict)     # the same of each student, by name
-    n_attempts: int = 1                 # of all students together
+    n_attempts: int = 1                 # by all students together
     base_rate: float | None = None      # solve rate of the frozen base; None in steps without a probe
     kind: str = "code_o"                # task type
     majority_baseline: float = 0.0      # solve rate of guessing the type's most frequent output of late

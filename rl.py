@@ -29,8 +29,8 @@ from ranks import ALONE, Ranks, send
 
 CHUNK = 1 << 25                            # logits that exist at once; a whole batch's would fill a GPU
 DEFAULT = resolve_config(Config(), "micro")
-BETAS = (0.9, 0.95)                        # of Adam
-EPS = 1e-8                                 # of Adam
+BETAS = (0.9, 0.95)                        # Adam's
+EPS = 1e-8                                 # Adam's
 MAX_NORM = 1.0                             # to which a member's gradient is clipped
 CAP = 2.0                                  # largest importance weight, see token_loss
 
@@ -46,7 +46,7 @@ class Batch:
 
 
 def check_case(
-    name: str,                      # of the flag
+    name: str,                      # the flag's
     cfg: Config,
     cases: tuple[str, ...],         # that are known
     where: str,                     # the function
@@ -94,7 +94,7 @@ def advantages(batch: Batch, cfg: Config = DEFAULT) -> Tensor:
         adv = adv - mean
     if cfg.baseline == "leave-one-out":                    # r - mean of n - 1 others = (r - mean) n / (n - 1)
         _, index, n = batch.group.unique(return_inverse=True, return_counts=True)
-        correction = n / (n - 1).clamp_min(1)              # of each group
+        correction = n / (n - 1).clamp_min(1)              # for each group
         adv = adv * correction[index]
     elif cfg.baseline == "standardized":
         adv = adv / (std + 1e-6)
@@ -138,7 +138,7 @@ def token_weight(rollout: Rollout, cfg: Config) -> Tensor:
     if cfg.token_weight == "constant":
         return 1.0 / (n_rows * cfg.max_new_tokens)
     check_case("token_weight", cfg, ("member",), "rl.token_weight")
-    n_tokens = total(rollout.n_tokens, index)              # of each member
+    n_tokens = total(rollout.n_tokens, index)              # for each member
     return 1.0 / n_tokens[index]
 
 
@@ -431,7 +431,7 @@ class Adam:
 
     def __init__(self, adapters: Adapters):
         self.adapters = adapters
-        self.m, self.v = [], []                            # of each factor, in its shape
+        self.m, self.v = [], []                            # one for each factor, in its shape
         for factor in adapters.parameters():
             self.m.append(torch.zeros_like(factor))
             self.v.append(torch.zeros_like(factor))

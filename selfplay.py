@@ -1,4 +1,4 @@
-"""The phases between models and verifier: teachers propose, students solve, both are paid.
+"""Holds the phases between models and verifier: teachers propose, students solve, both are paid.
 
 One proposal walks through as one ProposalRecord: text -> Proposal or reason -> verdict -> Task or reason ->
 attempts of its students -> solve rate -> reward. Nothing here draws unkeyed random numbers or keeps state
@@ -36,7 +36,7 @@ from verifier import Job, Verdict, Verifier
 # Phases: the third number of a random key, (seed, step, phase, member, index). Nothing draws with UPDATE. It
 # is here so that the phases behind it keep their numbers.
 MATCH, PROPOSE, SOLVE, UPDATE, EVOLVE, PROBE, BASE_RATE, INIT = range(8)
-TITLES = {PROPOSE: "propose", SOLVE: "solve"}                   # of phases with a progress bar
+TITLES = {PROPOSE: "propose", SOLVE: "solve"}                   # phases with a progress bar
 MATCHING_FLOOR = 0.1            # share of the uniform distribution in matching
 RATINGS = TrueSkill()
 
@@ -116,7 +116,7 @@ class Attempts:
     """Holds n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
     rollout: Rollout                # a row for each attempt
     texts: list[str]                # one for each row, the prompt's opening included
-    verdicts: list[list[str]]       # of a task -> of an attempt, as TaskType.grade says
+    verdicts: list[list[str]]       # by task, then by attempt, as TaskType.grade says
 
 
 @dataclass
@@ -248,7 +248,7 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
     some are not valid, or too long for the base, and names each with its line. `what` says where they came
     from."""
     limits = s.limits.of_user()
-    verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p) for p in proposals])      # of invalid ones, too
+    verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p) for p in proposals])      # invalid ones run, too
     tasks, wrong = [], []
     for number, (p, verdict) in enumerate(zip(proposals, verdicts), 1):
         task_type = TASK_TYPES[p.kind]

@@ -154,7 +154,7 @@ def rate_matches(pairs: list[tuple[Member, Member]], proposed: list[ProposalReco
     rate."""
     rows = []
     for teacher, student in pairs:
-        verdicts, sandbox_failed = [], False        # of this match
+        verdicts, sandbox_failed = [], False        # in this match
         for p in proposed:
             if p.teacher is teacher:
                 verdicts += p.attempts.get(student.name, [])

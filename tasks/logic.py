@@ -111,7 +111,7 @@ class Logic(TaskType):
         return [argument.arg for argument in function.args.args]
 
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
-        """As `TaskType.fields`, with the clauses, one a line."""
+        """Returns what `TaskType.fields` does, and the clauses, one a line."""
         lines = "\n".join(clauses_of(task.program))
         if limits.compact:
             lines = re.sub(" ([=!]=) ", r"\1", lines)

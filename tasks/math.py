@@ -15,7 +15,7 @@ from tasks.programs import Limits, normalise, tree_of
 from tasks.prompts import MATH_TOPICS, Answer
 from verifier import Verdict
 
-MAX_CHARS = 400             # of an answer
+MAX_CHARS = 400             # in an answer
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
 ANSWER = re.compile(rf"([-+]?)\s*[$€£]?\s*({NUMBER})(?:\s*/\s*({NUMBER}))?")
 # A program may use these without a word in the question: of a half, a double, a mean, a counter.
@@ -99,7 +99,7 @@ def is_told(number: Fraction, stated: set[Fraction]) -> bool:
 
 
 class Math(TaskType):
-    """A question in words and a program that computes the answer; the student sees the question alone."""
+    """Asks a question in words. The teacher also writes the program that computes the answer."""
     name = "math"
     tags = ("answer", "boxed")
     topics = MATH_TOPICS
@@ -107,7 +107,7 @@ class Math(TaskType):
                     "Tom has 3 apples and gets 4 more. How many apples does he have now?")
 
     def from_row(self, row: dict) -> Proposal:
-        """As `TaskType.from_row`; the question may stand under its name in a run's tasks.jsonl, message."""
+        """Does what `TaskType.from_row` does. A run's tasks.jsonl has the question as its message."""
         program = super().from_row(row | {"input": ""}).program
         name = "question" if "question" in row else "message"
         return Proposal(self.name, program, ("",), text_of(row, name))
@@ -121,8 +121,8 @@ class Math(TaskType):
         return Proposal(self.name, program, ("",), questions[0].strip())
 
     def check(self, proposal: Proposal, limits: Limits) -> None:
-        """As `TaskType.check`, and the question must state the program's numbers. A program without
-        parameters may well be constant."""
+        """Does what `TaskType.check` does, and refuses a question that does not state the program's numbers.
+        The program has no parameters, so it may be constant."""
         refuse_unless(proposal.message, "no_question")
         super().check(proposal, replace(limits, dull=limits.dull - {"ignores_input"}))
         if "not_told" in limits.dull:

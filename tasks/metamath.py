@@ -1,4 +1,4 @@
-"""A verifier of Metamath databases: reads the language of the Metamath book and checks every proof.
+"""Verifies Metamath databases: reads the language of the Metamath book and checks every proof.
 
     python -m tasks.metamath FILE.mm        exit code 0, or 1 with the line and the token where it goes wrong
 
@@ -26,11 +26,11 @@ KEYWORDS = ("$c", "$v", "$d", "${", "$}", *AFTER_LABEL)
 
 
 class Mistake(Exception):
-    """A text is no valid database. The message says where, and why."""
+    """Says where, and why, a text is no valid database."""
 
 
 class Token(str):
-    """A word and the number of its line."""
+    """Holds a word and the number of its line."""
     line = 0
 
 
@@ -44,7 +44,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Assertion:
-    """An axiom or theorem: mandatory hypotheses in order, and pairs of variables that must stay distinct."""
+    """Holds an axiom or theorem, its mandatory hypotheses in order, and pairs that must stay distinct."""
     label: str
     hypotheses: tuple[Hypothesis, ...]
     expression: tuple[str, ...]
@@ -72,7 +72,7 @@ class Database:
         self.variables: dict[str, str] = {}
         self.hypotheses: list[Hypothesis] = []          # in scope, in order
         self.distinct: set[frozenset[str]] = set()      # pairs in scope
-        self.n_pairs = 0                                # of $d that were written, kept or copied
+        self.n_pairs = 0                                # pairs of $d that were written, kept or copied
         self.assertions: dict[str, Assertion] = {}
         self.scopes, self.incomplete, self.at = [], [], Token()     # at: what is being read
 
@@ -144,7 +144,7 @@ class Database:
         del self.hypotheses[before.n_hypotheses:]
 
     def until(self, end: str) -> list[Token]:
-        """The tokens before `end`."""
+        """Returns the tokens before `end`."""
         words = []
         for self.at in self.source:
             if self.at == end:
@@ -154,7 +154,7 @@ class Database:
         self.demand(False, f"the file ends before {end}")
 
     def expression(self, end: str) -> tuple[Token, ...]:
-        """The symbols before `end`: a constant, then constants and variables that have a type."""
+        """Returns the symbols before `end`, a constant, then constants and variables that have a type."""
         words = self.until(end)
         self.demand(words, "an expression is missing before this")
         for self.at in words:
@@ -201,7 +201,7 @@ class Database:
             self.demand(self.at not in taken, f"this {what} is in use already")
 
     def state(self, label: str, expression: tuple, proof: list | None = None) -> None:
-        """An axiom, or a theorem, whose proof is checked."""
+        """Adds an axiom, or a theorem, whose proof it checks."""
         used = set(expression)          # symbols of the assertion and of its premises
         for h in self.hypotheses:
             if not h.floating:
@@ -226,7 +226,8 @@ class Database:
         self.demand(self.n_pairs <= self.max_work, "too many pairs of distinct variables")
 
     def steps(self, theorem: Assertion) -> Iterator[str | int]:
-        """The steps of a proof, normal or compressed: labels (not looked up), SAVE, numbers of saved ones."""
+        """Yields the steps of a proof, normal or compressed: labels (not looked up), SAVE, numbers of saved
+        ones."""
         proof = theorem.proof
         if proof[:1] != ("(",):
             for self.at in proof:
@@ -299,7 +300,7 @@ class Database:
         stack[base:] = [self.substitute(cited.expression, substitution)]
 
     def substitute(self, expression: tuple, substitution: dict[str, tuple]) -> tuple:
-        """The expression with other symbols in place of its variables."""
+        """Returns the expression with other symbols in place of its variables."""
         out = []
         for symbol in expression:
             out += substitution[symbol] if symbol in substitution else (symbol,)
@@ -310,7 +311,7 @@ class Database:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command line; see the top of the file."""
+    """Verifies the file that the command line names, and returns the exit code."""
     parser = argparse.ArgumentParser(description="Verify a Metamath database.")
     parser.add_argument("file", metavar="FILE.mm", type=Path)
     path = parser.parse_args(argv).file

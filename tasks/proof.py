@@ -22,13 +22,13 @@ from tasks.prompts import TEMPLATES, Answer, Prompt, Template, fenced, template
 from verifier import Job, Verdict
 
 THEORIES = Path(__file__).parent / "theories"
-MAX_SYMBOLS = 60            # of an assertion or a hypothesis
-MAX_HYPOTHESES = 4          # of a theorem
+MAX_SYMBOLS = 60            # in an assertion or a hypothesis
+MAX_HYPOTHESES = 4          # before a theorem
 MAX_PROOF = 4000            # characters of a proof
 MAX_WRITTEN = 50_000        # symbols that it may write
-MAX_STEPS = 100             # of a teacher's proof, those that build formulas not counted
-N_SHOWN, N_EXAMPLES = 40, 3     # of the database in a prompt: statements, and proofs while a run has few
-NAME = "theorem"            # of what is to be proved; its own name says nothing
+MAX_STEPS = 100             # in a teacher's proof, less those that build formulas
+N_SHOWN, N_EXAMPLES = 40, 3     # in a prompt: statements, and proofs while a run has few
+NAME = "theorem"            # what a theorem is called, because its own name says nothing
 # one statement of a text whose tokens stand one space apart: label, keyword, symbols, proof
 STATEMENT = re.compile(r"(?:(?<!\S)([^$ ]+) )?\$([a-z]) ([^$]*)(?:\$= ([^$]*))?\$\. ")
 
@@ -60,7 +60,7 @@ must find a proof. Write one block like those above and nothing else.
 # --- what a proof is worth ----------------------------------------------------------------------------------
 
 def proved(database: Database, statement: str, proof: str) -> Assertion:
-    """The theorem of a proof that holds; `database` is used up. Raises Refused where it does not."""
+    """Returns the theorem of a proof, and uses up `database`. Raises Refused if the proof does not hold."""
     try:
         database.read(f"${{ {statement} $= {proof} $. $}}", MAX_WRITTEN)
     except Mistake as mistake:
@@ -70,7 +70,7 @@ def proved(database: Database, statement: str, proof: str) -> Assertion:
 
 
 def review(theory: "Theory", statement: str, proof: str) -> str:
-    """The program of a new theorem: its proof's steps, hypotheses as $0, $1, ... Raises Refused."""
+    """Returns the steps of a new theorem's proof as a program, with hypotheses $0, $1, ... Raises Refused."""
     database = theory.fresh()
     theorem = proved(database, statement, proof)
     types = set(theory.variables.values())
@@ -104,10 +104,10 @@ def n_cited(program: str) -> int:
 # --- the database -------------------------------------------------------------------------------------------
 
 class Theory(Database):
-    """A database as tasks need it."""
+    """Holds a database as tasks need it."""
 
     def fresh(self) -> Database:
-        """A copy for one proof, whose hypotheses may have the labels of those of other theorems."""
+        """Returns a copy for one proof, whose hypotheses may have labels that other theorems' have, too."""
         copy = Database()
         copy.constants, copy.former = set(self.constants), set(self.former)
         copy.variables, copy.assertions = dict(self.variables), dict(self.assertions)
@@ -116,7 +116,7 @@ class Theory(Database):
         return copy
 
     def line(self, assertion: Assertion, proof: str = "") -> str:
-        """An assertion on one line, as an axiom or with its proof."""
+        """Returns an assertion on one line, as an axiom or with its proof."""
         statements = [f"$d {' '.join(pair)} $." for pair in sorted(map(sorted, assertion.distinct))]
         for h in assertion.essential():
             statements.append(f"{h.label} $e {' '.join(h.expression)} $.")
@@ -148,7 +148,7 @@ class Theory(Database):
         return "\n".join([*types, *map(self.line, shown)])
 
     def some(self, assertions: list[Assertion], rng: Random, cited: list[str]) -> list[Assertion]:
-        """The axioms that say what is of a type, what is cited, and others up to N_SHOWN in all."""
+        """Returns the axioms that say what is of a type, what is cited, and others up to N_SHOWN in all."""
         wanted, others = [], []
         for a in assertions:
             is_syntax = self.is_type(a) and not a.proof
@@ -164,7 +164,7 @@ class Theory(Database):
 
 @functools.cache
 def load(name: str) -> Theory:
-    """The theory in a file, a path or one that is bundled. Raises UserError with what is wrong with it."""
+    """Returns the theory in a file, by its path or bundled name. Raises UserError with what is wrong."""
     path = Path(name) if Path(name).is_file() else THEORIES / name
     bundled = ", ".join(sorted(file.name for file in THEORIES.glob("*.mm")))
     instead = f"give a Metamath file; bundled are {bundled}"
@@ -185,7 +185,7 @@ def load(name: str) -> Theory:
 # --- the task type ------------------------------------------------------------------------------------------
 
 def read_theorem(text: str, theory: str) -> Proposal:
-    """The first theorem of a text, with the $e and $d before it. Raises Refused with a reason."""
+    """Returns the first theorem of a text, with the $e and $d before it. Raises Refused with a reason."""
     try:
         tokens = list(Database().tokens(text))
     except Mistake as mistake:                  # an open comment, a character that is none of Metamath's
@@ -205,7 +205,7 @@ def read_theorem(text: str, theory: str) -> Proposal:
 
 
 class Proof(TaskType):
-    """A statement and its proof; the student sees statement and database, and answers any proof of it."""
+    """Asks for any proof of a statement, given a database. The teacher writes statement and proof."""
     name = "proof"
     tags = ("proof", "metamath")
     topics = ("without hypotheses", "with one hypothesis", "with two hypotheses")
@@ -213,7 +213,7 @@ class Proof(TaskType):
     structure = staticmethod(digest)
 
     def ready(self, cfg: object) -> None:
-        """As `TaskType.ready`, and raises UserError for a database that cannot be used."""
+        """Does what `TaskType.ready` does, and raises UserError for a database that cannot be used."""
         super().ready(cfg)
         load(Limits.theory)
 
@@ -222,7 +222,7 @@ class Proof(TaskType):
         return {}
 
     def from_row(self, row: dict) -> Proposal:
-        """The theorem in a line of a file, or the statement and proof of a run's tasks.jsonl."""
+        """Returns the theorem in a line of a file, or the statement and proof of a run's tasks.jsonl."""
         theory = text_of(row, "theory", "prop.mm")
         load(theory)
         if "theorem" in row:
@@ -245,7 +245,7 @@ class Proof(TaskType):
                             examples=examples)
 
     def read(self, written: Answer, few_shot: list[Task], limits: Limits) -> Proposal:
-        """The theorem of the first block that has a proof."""
+        """Returns the theorem of the first block that has a proof."""
         bodies = [body for _, body in written.blocks if "$=" in body]
         refuse_unless(bodies, "no_proof")
         return read_theorem(bodies[0], limits.theory)
@@ -256,7 +256,8 @@ class Proof(TaskType):
         refuse_unless(not limits.control.search(proposal.message + proposal.inputs[0]), "control_text")
 
     def key(self, proposal: Proposal, dedupe: str) -> str:
-        """Of the statement, up to the names of its variables and labels and the order of its hypotheses."""
+        """Returns a hash of the statement. Names of variables, labels and the order of hypotheses do not
+        count."""
         if dedupe == "exact":
             return digest(proposal.message)
         statements = STATEMENT.findall(proposal.message.replace("\n", " ") + " $. ")
@@ -273,7 +274,7 @@ class Proof(TaskType):
         return Job("", ())
 
     def make(self, proposal: Proposal, verdict: Verdict, limits: Limits, key: str) -> Task:
-        """The task whose program is the proof that holds."""
+        """Returns the task whose program is the proof that holds."""
         program = review(load(proposal.program), proposal.message, proposal.inputs[0])
         return Task(self.name, program, proposal.inputs, (encode(proposal.message),), proposal.message, key)
 
@@ -286,7 +287,7 @@ class Proof(TaskType):
                     statement=f"{task.message} $.", tag=self.tags[0])
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:
-        """The labels of a proof, perhaps between $= and $."""
+        """Returns the labels of a proof, which may stand between $= and $."""
         try:
             words = list(Database().tokens(block))
         except Mistake as mistake:
