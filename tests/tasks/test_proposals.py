@@ -21,12 +21,11 @@ from tasks.programs import (
     normalise,
     parse,
 )
-from tasks.prompts import FORMATS, Answer, Prompt, show
+from tasks.prompts import FORMATS, Answer, show
 from verifier import Verdict
 
 REVERSE = "def f(x):\n return x[::-1]"
 OUT = made("code_o", REVERSE, ("[1, 2, 3]", [3, 2, 1]))
-FUN = made("code_f", REVERSE, *[(f"[{i}, 7]", [7, i]) for i in range(10)], message="It turns things around.")
 TASK = "```python\n{}\n```\n```input\n{}\n```"
 
 
@@ -41,16 +40,14 @@ def refusal(check, *given) -> str | None:
 PROPOSALS = [
     ("chat", "```\ndef f(x):\n    return x + 1\n```\nInput:\n```\n5\n```", "ok"),                       # no languages
     ("chat", TASK.format("def f(x: List[int]) -> int:\n    '''Returns 6.'''\n    return sum(x)  # 6\nprint(f([1, 2, 3]))", "[1, 2, 3]"), "ok"),
-    ("chat", TASK.format("def f(input):\n    return input[::-1]", "'abc'"), "ok"),                            # a harmless name
     ("chat", TASK.format("import re\ndef f(x):\n    return re.compile('a').sub('', x) + 'b'", "'abc'"), "ok"),
     ("chat", TASK.format("def f():\n    return 5", "").replace("\n\n", "\n \n"), "no_input"),
     ("base", "<think>hm</think><answer>" + TASK.format("def f(x):\n    return x + 1", "5") + "</answer>", "ok"),
-    ("base", TASK.format("def f(x):\n    return x", "5"), "no_program"), ("chat", "I cannot do that.", "no_program"), ("chat", "", "no_program"),
+    ("base", TASK.format("def f(x):\n    return x", "5"), "no_program"), ("chat", "", "no_program"),
     ("chat", "```python\ndef f(x):\n    return x\n```", "no_input"),
     ("chat", "```input\n5\n```\n```python\ndef f(x):\n    return x + 1\n```", "ok"),                     # the other way round
     ("chat", TASK.format("def f(x)\n    return x", "5"), "syntax"), ("chat", TASK.format("x = 5", "5"), "no_entry"),
-    ("chat", TASK.format("import os\ndef f(x): return x", "5"), "import"), ("chat", TASK.format("from . import math\ndef f(x): return x", "5"), "import"),
-    ("chat", TASK.format("def f(x): return ().__class__.__base__", "5"), "banned_name"),
+    ("chat", TASK.format("from . import math\ndef f(x): return x", "5"), "import"),
     ("chat", TASK.format("def f(x): return '<|im_end|>'", "5"), "control_text"), ("chat", TASK.format("def f(x): return len(x)", "'<|endoftext|>'"), "control_text"),
     ("chat", TASK.format("def f(x): return '<|im_' + 'end|>'", "5"), "control_text"),
     ("chat", TASK.format("def f(x): return x", "'" + "a" * 600 + "'"), "input_too_long"), ("chat", TASK.format("def f(x): return x" + "\n#" * 3000, "5"), "too_long"),
@@ -60,11 +57,8 @@ PROPOSALS = [
     ("chat", TASK.format("class E:\n    def __eq__(self, o): return True\ndef f(x): return E()", "5"), "unsupported"),
     ("chat", TASK.format("def f(x): return list({'a', 'b', 'c', 'd', 'e', 'f', 'g', x})", "'h'"), "nondeterministic"),
     ("micro", "def f(x):\n x=x[::-1]\n return x\nf([1,2,3])", "ok"), ("micro", "def f(x):\n return x\nf([0,0,0,0,0,0,0,0,0,0,0])", "value_range"),
-    *(("micro", text, "syntax") for text in ("def f(x):\n x=x[::-1]\n return x\n", "f([1,2,3])", "", "def f(x):\n x=x+1 # 4\n return x\nf(3)",
-                                             "def f(x):\n return x\nf([1,2,3])\nf(4)")),
-    ("micro", "def f(x):\n return 7\nf(3)", "ignores_input"), ("micro", "def f(x):\n x+=5\n return x\nf(3)", "ok"),
-    ("micro", "def f(x):\n return x\nf(1000)", "value_range"), ("micro", "def f(x):\n return x*9\nf(999)", "value_range"),
-    ("micro", "def f(x):\n return [['ABCDEFGHI']*9]*len(x)\nf([1])", "output_too_long")]
+    *(("micro", text, "syntax") for text in ("def f(x):\n return x\n", "f([1])", "def f(x):\n x=x+1 # 4\n return x\nf(3)", "def f(x):\n return x\nf([1])\nf(4)")),
+    ("micro", "def f(x):\n return 7\nf(3)", "ignores_input"), ("micro", "def f(x):\n return x*9\nf(999)", "value_range")]
 
 
 @pytest.mark.parametrize("name", ["code_o", "code_i"])
@@ -85,8 +79,8 @@ def test_gold_comes_from_execution(sandbox):
 
 
 @pytest.mark.parametrize("line, given, is_echo", [
-    ("return x", "5", True), ("return sorted(x)", "[2, 1]", True), ("return abs(x)", "-3", True), ("return x.strip()", "' a '", True),
-    ("return x[::-1]", "[1, 2]", False), ("return x[::-1]", "[1, 1]", True), ("return x + 1", "5", False), ("return str(x)", "5", True), ("return len(x)", "'ab'", False)])
+    ("return x", "5", True), ("return sorted(x)", "[2, 1]", True), ("return x[::-1]", "[1, 2]", False), ("return x[::-1]", "[1, 1]", True),
+    ("return str(x)", "5", True), ("return len(x)", "'ab'", False)])
 def test_a_task_whose_answer_is_shown_is_an_echo(sandbox, line, given, is_echo):
     """In code_i alone: the output, given as the input, returns the output. A user may give such a task."""
     text = TASK.format(f"def f(x):\n    {line}", given)
@@ -99,7 +93,7 @@ LINES = "\n".join(f"[{i}, {i + 1}]" for i in range(10))
 
 
 @pytest.mark.parametrize("text, want", [
-    ("```input\n" + LINES + "\n```\n```message\nIt reverses.", "ok"), ("```\n" + LINES + "\n```\n```message\nIt reverses.\n```", "ok"),
+    ("```\n" + LINES + "\n```\n```message\nIt reverses.\n```", "ok"),
     ("\n".join(f"```input\nf([{i}])\n```" for i in range(12)) + "\n```message\nIt reverses.\n```", "ok"),     # first ten count
     ("```input\n" + LINES + "\n```", "ok"), ("```input\n" + "[1]\n[ 1]\n" * 5 + "```", "few_inputs"),         # the same written twice
     ("no blocks", "no_input"), ("\n".join(f"```input\nrange({i})\n```" for i in range(10)), "not_literal"),
@@ -112,14 +106,12 @@ def test_induction_proposals(sandbox, text, want):
     if want == "ok":
         assert len(found.inputs) == len(set(found.inputs)) == len(found.outputs) == 10 - ("\n4\n" in text)
         assert found.program == OUT.program and found.message == ("It reverses." if "message" in text else "")
-        user = TASK_TYPES["code_f"].solve("chat", found, CHAT).user
-        n = len(found.inputs) // 2              # at least half stay hidden
-        assert all((f"```input\n{given}\n```" in user) == (i < n) for i, given in enumerate(found.inputs))
+        shown = [body for tag, body in Answer(TASK_TYPES["code_f"].solve("chat", found, CHAT).user, "chat").blocks if tag == "input"]
+        assert shown == list(found.inputs[:len(found.inputs) // 2]), "at least half stay hidden"
 
 
 @pytest.mark.parametrize("program, reason", [
     ("from statistics import NormalDist\ndef f(x):\n    return NormalDist().samples(x)", "banned_name"),
-    ("import statistics as s\ndef f(x):\n    return s.NormalDist().samples(x)[0] > 0", "banned_name"),
     ("import statistics\ndef f(x):\n    return statistics.random.random() > .5", "banned_name"),
     ("from operator import methodcaller\ndef f(x):\n    return methodcaller('__hash__')(x)", "banned_name"),
     ("def f(x):\n    return '{0.__class__}'.format(x)", "banned_name"), ("def f(x):\n    return hash(None)", "banned_name"),
@@ -142,17 +134,14 @@ def test_the_base_s_own_control_tokens_are_refused():
 def test_prompts_are_complete_and_keyed_by_the_rng(prompt_format, name):
     kind, limits = TASK_TYPES[name], Limits.for_format(prompt_format)
     few_shot = [OUT, made("code_o", "def f(s):\n    return {'{x}': s}", ("'{0}'", {"{x}": "{0}"}))]
-    first = kind.propose(prompt_format, few_shot, random.Random(3), limits)
-    assert first == kind.propose(prompt_format, few_shot, random.Random(3), limits) and isinstance(first, Prompt)
-    for prompt in (first, kind.solve(prompt_format, FUN if name == "code_f" else few_shot[1], limits)):
-        assert prompt.user and not {"{program}", "{input}", "{output}", "{pairs}", "{goal}", "{topic}"} & set(prompt.user.split())
+    first, again = (kind.propose(prompt_format, few_shot, random.Random(3), limits) for _ in range(2))
+    assert first == again and not set("{program} {input} {output} {pairs} {goal} {topic}".split()) & set(first.user.split())
     if prompt_format != "micro" and name != "code_f":
         assert all(ref.program in first.user and ref.inputs[0] in first.user for ref in few_shot)
 
 
 def test_show():
-    values = [1, [2, 3]], (1,), (), "a, b", {"b": (1, 2), "a": None}, set(), {}, b"x", True, -2.5
-    for value in values:
+    for value in ([1, [2, 3]], (1,), "a, b", {"b": (1, 2), "a": None}, set(), b"x", -2.5):
         assert show(value) == repr(value) and eval(show(value, compact=True)) == value
     assert show({3, 1, 2}) == "{1, 2, 3}" and show(["a, b", (1, 2), {1: {3, 2}}], compact=True) == "['a, b',(1,2),{1:{2,3}}]"
 
@@ -169,17 +158,16 @@ def test_keys():
 
 
 @pytest.mark.parametrize("program, ignored", [
-    ("def f(x):\n return x", False), ("def f(x):\n x=1\n return x", True), ("def f(x):\n y=x\n x=1\n return y", False), ("def f(x):\n if 1:x=2\n return x", False),
-    ("def f(x):\n x+=1\n return x", False), ("def f():\n return 1", True), ("def f(a,b):\n a=1\n return b", False),
-    ("def f(x):\n for x in [1]:pass\n return 2", True), ("def f(*a):\n return a", False)])
+    ("def f(x):\n x=1\n return x", True), ("def f(x):\n y=x\n x=1\n return y", False), ("def f(x):\n if 1:x=2\n return x", False), ("def f(x):\n x+=1\n return x", False),
+    ("def f():\n return 1", True), ("def f(a,b):\n a=1\n return b", False), ("def f(x):\n for x in [1]:pass\n return 2", True), ("def f(*a):\n return a", False)])
 def test_ignores_input(program, ignored):
     assert ignores_input(entry(parse(program))) == ignored
 
 
 def test_inputs_are_plain_arguments():
-    for text in ("1", "", "[], {}, (), set(), {1: {2}}", "-1, 1+2j, None, True, b'x', 1e5", "'a' 'b'", "1, # one\n2"):
+    for text in ("", "[], {}, (), set(), {1: {2}}", "-1, 1+2j, None, True, b'x', 1e5", "1, # one\n2"):
         assert refusal(check_input, text, CHAT) is None
-    for text in ("x", "f(1)", "[*a]", "{**a}", "...", "1+1", "'a'*3", "f''", "1 if 1 else 2", "set([1])", "a=1", "*[1]", "1)(2", "1), f(2", "(", "\0", "\ud800", "1; 2"):
+    for text in ("x", "f(1)", "[*a]", "...", "1+1", "f''", "set([1])", "a=1", "*[1]", "1), f(2", "(", "\ud800"):
         assert refusal(check_input, text, CHAT) == "not_literal", text
 
 
@@ -199,9 +187,9 @@ def test_files_hold_tasks_of_every_kind_and_a_runs_rows_are_tasks_again(tmp_path
     path, again = tmp_path / "seeds.jsonl", tmp_path / "tasks.jsonl"
     path.write_text("\n\n".join(map(json.dumps, ROWS)))
     tasks = [fate(sandbox, proposal) for proposal in read_tasks(path)]
-    assert [(task.kind, task.program, len(task.outputs), task.message) for task in tasks] == [
-        ("code_o", "def f(x): return x + 1", 1, ""), ("code_f", REVERSE, 10, "turns"),
-        ("math", "def f():\n return 52 * 7", 1, "What are 52 weeks in days?"), ("logic", "def f(a, b):\n    return a and (not b)", 1, "")]
+    assert [task.kind for task in tasks] == ["code_o", "code_f", "math", "logic"]
+    assert (tasks[1].program, len(tasks[1].outputs), tasks[1].message) == (REVERSE, 10, "turns")
+    assert (tasks[2].message, tasks[3].program) == ("What are 52 weeks in days?", "def f(a, b):\n    return a and (not b)")
     rows = [json.dumps(asdict(task) | {"reason": "", "attempts": {}}) for task in tasks]
     again.write_text("\n".join([*rows, json.dumps({"kind": "code_o", "reason": "syntax"})]))
     assert [fate(sandbox, proposal) for proposal in read_tasks(again)] == tasks

@@ -2,20 +2,17 @@
 import dataclasses
 
 import pytest
+from proposals import CHAT, judge, made
 from small_tokenizers import CHATML, FAMILIES, THINKS, byte_level, fast, legacy
 from tiny_base import write_tiny
 
 import selfplay
-from tasks import TASK_TYPES, verify_answers
-from tasks.base import Proposal
-from tasks.programs import Limits
 from tasks.prompts import ENVELOPE, TURN, Prompt, concluded, reasoning
 from tasks.rendering import decode_answers, render
 from weights import load_base
 
-LIMITS = Limits()
 GUESS = "It adds 2, so a first guess is\n```output\n5\n```\n"
-CONTINUED = ("    c = a + b\n    return c\n", " x", "x", "\n\n  y", "é", "  ", "", "5\n```")
+CONTINUED = ("    c = a + b\n    return c\n", " x", "x", "\n\n  y", "é", "")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -68,10 +65,9 @@ SWITCHED = CHATML.replace("assistant\n{% endif %}", "assistant\n{% if enable_thi
 @pytest.mark.parametrize("template, prompt_format, prefix, end, opening", [
     (THINKS, "chat", "", "<think>\n", "<think>\n"), (BEGUN, "chat", "", "<think>\nOkay, ", "<think>\nOkay, "),
     (THINKS, "direct", "```output\n", "<think>\n\n</think>\n\n```output\n", "```output\n"),
-    (THINKS, "direct", "", "<think>\n\n</think>\n\n", ""), (SWITCHED, "chat", "", "<think>", "<think>"),
-    (SWITCHED, "chat", "```\n", "<think>\n\n</think>\n\n```\n", "```\n"), (SWITCHED, "direct", "", "assistant\n", ""),
-    (THINKS, "chat", "Example:\n", "<think>\n\n</think>\n\nExample:\n", "Example:\n"),
-    (NEVER, "chat", "", "<think>\n\n</think>\n\n", ""), (TAUGHT, "chat", "", "assistant\n", ""), (CHATML, "chat", "", "assistant\n", "")])
+    (THINKS, "direct", "", "<think>\n\n</think>\n\n", ""), (SWITCHED, "chat", "", "<think>", "<think>"), (SWITCHED, "direct", "", "assistant\n", ""),
+    (THINKS, "chat", "Example:\n", "<think>\n\n</think>\n\nExample:\n", "Example:\n"), (NEVER, "chat", "", "<think>\n\n</think>\n\n", ""),
+    (TAUGHT, "chat", "", "assistant\n", "")])
 def test_who_renders_a_prompt_says_whether_it_ends_inside_thinking(template, prompt_format, prefix, end, opening):
     wrapped = fast(byte_level(), template, eos_token="<|im_end|>")
     found = render(Prompt("What is <think>?", prefix), prompt_format, wrapped)
@@ -79,24 +75,16 @@ def test_who_renders_a_prompt_says_whether_it_ends_inside_thinking(template, pro
     assert text.rpartition("assistant\n")[2] == end.removeprefix("assistant\n") and text.endswith(end) and found.opening == opening
 
 
-@pytest.fixture(scope="module")
-def task(sandbox):
-    """x + 2 on 3."""
-    kind = TASK_TYPES["code_o"]
-    asked = Proposal("code_o", "def f(x):\n    return x + 2", ("3",))
-    verdict, = sandbox.run([kind.job(asked)])
-    return kind.make(asked, verdict, LIMITS, "key")
+TASK = made("code_o", "def f(x):\n    return x + 2", ("3", 5))
 
 
 @pytest.mark.parametrize("text, prompt_format, wanted", [
-    ("<think>\n" + GUESS + "Wait, I should", "chat", "malformed"), ("<think>\n" + GUESS, "chat", "malformed"),
-    ("<think>\n" + GUESS + "No, 7.\n</think>\n```output\n7\n```", "chat", "wrong"), ("<think>\nHm.\n</think>\n" + GUESS, "chat", "correct"),
+    ("<think>\n" + GUESS, "chat", "malformed"), ("<think>\n" + GUESS + "No, 7.\n</think>\n```output\n7\n```", "chat", "wrong"),
     ("<think>\nSo <answer>5</answer>, or", "chat", "malformed"), ("<think>\nHm.</think>\n<think>\n" + GUESS, "chat", "malformed"),
-    ("<think>\nHm.</think>\n<answer>5</answer>", "chat", "correct"), (GUESS, "chat", "correct"),
-    ("```output\n<think>\n5\n```", "direct", "malformed"), ("```output\n5\n```", "direct", "correct"),
+    ("<think>\nHm.</think>\n<answer>5</answer>", "chat", "correct"), ("```output\n<think>\n5\n```", "direct", "malformed"),
     ("<think>so <answer>5</answer>", "base", "correct"), ("<think>\n" + GUESS, "base", "malformed")])
-def test_unfinished_thinking_is_no_answer(task, sandbox, text, prompt_format, wanted):
-    assert verify_answers([task], [[text]], prompt_format, LIMITS, sandbox.run) == [[wanted]]
+def test_unfinished_thinking_is_no_answer(sandbox, text, prompt_format, wanted):
+    assert judge(sandbox, TASK, prompt_format, text) == [wanted]
 
 
 def test_nor_is_it_whatever_the_format():
@@ -120,17 +108,17 @@ def thinker(tmp_path_factory):
     return load_base(str(path))
 
 
-def test_students_and_teachers_of_such_a_base(setup, thinker, task, population):
+def test_students_and_teachers_of_such_a_base(setup, thinker, population):
     """Students think, and what they wrote begins with it; teachers go on where their prefix ends."""
     assert thinker.prompt_format == "chat"
-    s = dataclasses.replace(setup(max_new_tokens=8), base=thinker, adapters=population(thinker, 4, rank=2), limits=LIMITS)
-    done = selfplay.attempt(s, [task], [2], 0, selfplay.SOLVE, 3)
+    s = dataclasses.replace(setup(max_new_tokens=8), base=thinker, adapters=population(thinker, 4, rank=2), limits=CHAT)
+    done = selfplay.attempt(s, [TASK], [2], 0, selfplay.SOLVE, 3)
     assert [text.startswith("<think>\n") for text in done.texts] == [True] * 3 and done.verdicts == [["malformed"] * 3]
     asked = Prompt("Write one.", "```input\n")
     _, texts = selfplay.ask(s, [asked], [0], 0, selfplay.PROPOSE, 2)
     assert all(text.startswith("```input\n") for text in texts)
     direct = dataclasses.replace(s, base=dataclasses.replace(thinker, prompt_format="direct"))
-    done = selfplay.attempt(direct, [task], [2], 0, selfplay.SOLVE, 2)
+    done = selfplay.attempt(direct, [TASK], [2], 0, selfplay.SOLVE, 2)
     assert all(text.startswith("```output\n") and "think" not in text for text in done.texts)
 
 
