@@ -32,11 +32,9 @@ def test_its_rewards_are_in_the_engines_tables():
 
 def test_a_step(micro_base, capsys):
     nano.main(seed=0, pop=2, steps=1)
-    head, *lines = capsys.readouterr().out.splitlines()
-    assert head.startswith("held-out") and [line.split()[:2] for line in lines] == [["step", "0"]]
-    for line in lines:
-        n_tasks, solved = re.search(r"tasks +(\d+) .* solved ([\d.]+) ", line).groups()
-        assert int(n_tasks) > 0 and 0 < float(solved) < 1
+    head, line = capsys.readouterr().out.splitlines()
+    n_tasks, solved = re.match(r"step +0 .*tasks +(\d+) .* solved ([\d.]+) ", line).groups()
+    assert head.startswith("held-out") and int(n_tasks) > 0 and 0 < float(solved) < 1
 
 
 def test_the_example_of_its_docstring_is_true_and_a_task_once(sandbox):
@@ -49,9 +47,8 @@ def test_the_example_of_its_docstring_is_true_and_a_task_once(sandbox):
         return nano.task_of(nano.DEDUCTION.read(nano.Answer(text, nano.FORMAT), [], nano.LIMITS), sandbox, seen)
 
     assert "=" + task_in("\n".join(left)).outputs[0] == right[-1]
-    assert 'reads "propose out list"' in nano.__doc__ and len(right) == 2 and right[0] == ">[3,7,5]"
     for text in ("\n".join(left), "def f(x):\n return x/0\nf(1)", "def f(x):\n return id(x)\nf('a')"):
-        assert task_in(text) is None and len(seen) == 1
+        assert task_in(text) is None
 
 
 def test_a_population_that_cannot_be_halved_is_refused(monkeypatch, capsys):
@@ -162,11 +159,8 @@ def test_draws_follow_the_model(model, base, population, monkeypatch):
     adapters = population(base, n_members=1, rank=nano.RANK, alpha=nano.ALPHA, b_std=0.003)
     monkeypatch.setattr(nano, "MAX_NEW_TOKENS", 1)
     n = 300
-    prompts = [Prompt(PROMPTS[0]), Prompt(PROMPTS[1])]
     torch.manual_seed(0)
-    groups = nano.sample(model, member_of(adapters, 0), prompts, n)
-    for group in groups:
-        assert len(group) == n
+    for group in nano.sample(model, member_of(adapters, 0), [Prompt(text) for text in PROMPTS[:2]], n):
         ids = torch.tensor([group[0].prompt])
         hidden = base.model(ids, lora=adapters.route(torch.tensor([0]), torch.float32))
         p = base.model.logits(hidden[0, -1]).softmax(-1)
@@ -227,7 +221,7 @@ def one_block(factors):
     return {name: factors[name] for name in factors if name.startswith("model.layers.0.")}
 
 
-PARENTS = {"trained": (trained(1), trained(2)), "fresh": (fresh(1), fresh(2)), "one fresh": (trained(1), fresh(2)), "twins": (trained(1), trained(1))}
+PARENTS = {"trained": (trained(1), trained(2)), "fresh": (fresh(1), fresh(2)), "twins": (trained(1), trained(1))}
 
 
 @pytest.mark.parametrize("parents", PARENTS)
@@ -242,10 +236,8 @@ def test_children_are_the_engines(operator, parents):
         torch.manual_seed(seed)
         for layer, (A, B) in want.items():
             got_A, got_B = operator([factors[layer] for factors in pair])
-            assert got_A.shape == A.shape and got_B.shape == B.shape
             dW = B @ A
-            assert (got_B @ got_A - dW).norm() <= 1e-5 * dW.norm()
-            assert (got_B == 0).all(0).sum() == (B == 0).all(0).sum()
+            assert got_A.shape == A.shape and (got_B @ got_A - dW).norm() <= 1e-5 * dW.norm()
             assert (got_A.norm(dim=1) > 1e-3).all(), "zeros in both factors would never get a gradient"
 
 
@@ -268,8 +260,4 @@ def test_the_same_member_makes_room(step, capsys):
         for i in changed:
             parents = re.search(r"\((.*)\)", said)[1].split(", ")
             assert same_rating(mine[i].rating, child_rating(TRUESKILL, [m.rating for m in theirs if m.name in parents]))
-            assert (mine[i].name, mine[i].role, mine[i].born) == ("S4", "student", step)
-            assert f"S{i}" not in parents and not mine[i].adam.state
-    alone = [only] = [tiny_member("T0")]
-    nano.evolve(alone, step)
-    assert alone == [only], "nobody could be its parent"
+            assert (mine[i].name, mine[i].born) == ("S4", step) and f"S{i}" not in parents and not mine[i].adam.state

@@ -2,7 +2,6 @@
 import copy
 import dataclasses
 import json
-import math
 import random
 
 import pytest
@@ -13,9 +12,8 @@ import selfplay
 import train
 from common import UserError
 from evolve import Member
-from measure import describe
 from selfplay import ProposalRecord
-from tasks import TASK_TYPES, read_given
+from tasks import TASK_TYPES, read_given, verify_answers
 from tasks.archive import WINDOW, Archive
 from tasks.base import UNJUDGED, Proposal, Task
 from tasks.programs import Limits, structural_hash
@@ -89,34 +87,24 @@ def test_kinds_take_turns_over_prompts_and_steps(setup):
     assert kinds == ["code_o", "code_i", "code_f"] * 2
 
 
-def dealt(s, *steps: int) -> list[list[tuple]]:
-    """The tasks of steps in which nobody writes."""
-    found = []
-    for step in steps:
-        rollout, batch = selfplay.propose(s, filled(), matched(), step)
-        selfplay.verify_proposals(s, filled(), batch, step)
-        assert rollout is None and selfplay.teacher_rows(rollout, batch) is None
-        assert [p.teacher.name for p in batch] == ["T0"] * 6 + ["T1"] * 6 and all(p.task for p in batch)
-        assert {p.kind for p in batch} == {"code_o", "code_i"}
-        found.append([(p.kind, p.task.program, p.task.inputs) for p in batch])
-    return found
-
-
-def test_fresh_tasks_that_no_teacher_writes(setup):
-    s = setup(tasks="micro", task_types="code_o,code_i", n_prompts=2)
-    one, again, other = dealt(s, 3, 3, 4)
-    assert one == again and len(set(one + other)) > 20
+def test_tasks_that_no_teacher_writes(setup, tmp_path):
+    """A step deals 6 tasks to each of two teachers; a file of 4 comes round three times a step, each time whole."""
+    path = tmp_path / "some.jsonl"
+    rows = [dict(kind=kind, program=program(f"x=x+{i}"), input="4") for i, kind in enumerate(["code_o", "code_i"] * 2)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    for tasks in "micro", str(path):
+        s, steps = setup(tasks=tasks, task_types="code_o,code_i", n_prompts=2), []
+        for step in 3, 3, 4:
+            rollout, batch = selfplay.propose(s, filled(), matched(), step)
+            selfplay.verify_proposals(s, filled(), batch, step)
+            assert rollout is None and selfplay.teacher_rows(rollout, batch) is None
+            assert [p.teacher.name for p in batch] == ["T0"] * 6 + ["T1"] * 6 and {p.reason for p in batch} == {""}
+            steps.append([(p.kind, p.task.program, p.task.inputs) for p in batch])
+        one, again, other = steps
+        assert one == again != other and {kind for kind, _, _ in one} == {"code_o", "code_i"}
+        assert tasks == "micro" or all(len(set(one[i:i + 4])) == 4 for i in (0, 4, 8))
     with pytest.raises(UserError, match="--tasks micro draws code_o and code_i"):
         setup(tasks="micro", task_types="math")
-
-
-def test_a_file_of_tasks_that_no_teacher_writes(setup, tmp_path):
-    """A step deals 6 tasks to each of two teachers; a file of 4 comes round three times a step, each time whole."""
-    path, bodies = tmp_path / "some.jsonl", ["x=x+1", "x=x*2", "x=x-1", "x=x%5"]
-    rows = [dict(kind=kind, program=program(body), input="4") for body, kind in zip(bodies, ["code_o", "code_i"] * 2)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    one, again, other = dealt(setup(tasks=str(path), task_types="code_o,code_i", n_prompts=2), 3, 3, 4)
-    assert one == again != other and all(len(set(one[i:i + 4])) == 4 for i in (0, 4, 8))
     with pytest.raises(UserError, match="--tasks .*some.jsonl and --task-types code_o differ in code_i"):
         read_given(str(path), ("code_o",))
 
@@ -136,8 +124,7 @@ def test_duplicates(setup, dedupe, reasons, again):
     first, second = proposed(*BATCH), proposed(*BATCH)
     selfplay.verify_proposals(s, archive, first, 0)
     assert [p.reason for p in first] == reasons
-    valid = [p.task for p in first if p.task]
-    assert [bool(p.task) for p in first] == [not reason for reason in reasons]
+    valid = [p.task for p in first if not p.reason]
     assert [t.id for t in valid] == list(range(1, len(valid) + 1)) and {t.step for t in valid} == {0}
     for t in valid:
         archive.add(t, structural_hash(t.program))
@@ -145,20 +132,18 @@ def test_duplicates(setup, dedupe, reasons, again):
     assert [p.reason for p in second] == again
 
 
-@pytest.mark.parametrize("admit_echo", [False, True])
-def test_echoes_are_refused_of_teachers_alone(setup, tmp_path, admit_echo):
+def test_echoes_are_refused_of_teachers_alone(setup, tmp_path):
     """Sorting twice is sorting once; --admit-echo and a user's file admit it."""
-    s, path = setup(task_types="code_i", admit_echo=admit_echo), tmp_path / "some.jsonl"
-    s = dataclasses.replace(s, limits=Limits.of_run(s.cfg, "micro", s.base.tokenizer))
-    pair = proposed((program("x=sorted(x)"), "[2,1]"), (program("x=x[::-1]"), "[2,1]"))
-    for p in pair:
-        p.kind, p.proposal = "code_i", dataclasses.replace(p.proposal, kind="code_i")
-    selfplay.verify_proposals(s, seeded(), pair, 0)
-    assert [p.reason for p in pair] == ["" if admit_echo else "echo", ""] and bool(pair[0].task) == admit_echo
+    path = tmp_path / "some.jsonl"
     path.write_text(json.dumps(dict(kind="code_i", program=program("x=sorted(x)"), input="[2,1]")))
-    given = selfplay.deal(setup(tasks=str(path), task_types="code_i"), members()[:1], 0)
-    selfplay.verify_proposals(setup(tasks=str(path), task_types="code_i"), seeded(), given, 0)
-    assert {p.reason for p in given} == {""}
+    for switches, reason in (dict(), "echo"), (dict(admit_echo=True), ""), (dict(tasks=str(path)), ""):
+        s = setup(task_types="code_i", **switches)
+        s = dataclasses.replace(s, limits=Limits.of_run(s.cfg, "micro", s.base.tokenizer))
+        batch = selfplay.deal(s, members()[:1], 0) if s.cfg.tasks else proposed((program("x=sorted(x)"), "[2,1]"))
+        for p in batch:
+            p.kind, p.proposal = "code_i", asked("code_i", "x=sorted(x)", "[2,1]")
+        selfplay.verify_proposals(s, seeded(), batch, 0)
+        assert {(p.reason, bool(p.task)) for p in batch} == {(reason, not reason)}, switches
 
 
 def test_a_task_that_leaves_no_room_for_an_answer_is_refused(setup):
@@ -175,36 +160,29 @@ def test_a_task_that_leaves_no_room_for_an_answer_is_refused(setup):
 
 def test_references_are_passed_over_until_the_prompt_fits(setup):
     """Of several, as many as leave room for an answer; of programs that need inputs, one that does."""
-    s, archive = setup(n_few_shot=6, max_new_tokens=32), filled()
-    for i in range(8):
-        long = program("\n ".join(f"x=x+{i + 1}{j}" for j in range(20)))
-        archive.add(task(i, program=long), structural_hash(long))
-    few_shot, model = archive.references("code_o", 6, random.Random(0)), copy.copy(s.base.model)
+    s, long = setup(n_few_shot=6, max_new_tokens=32), "\n ".join(["x=x+1"] * 40)
+    archive, model = filled(*(task(i, program=program(long)) for i in range(8)), task(9)), copy.copy(s.base.model)
     base = dataclasses.replace(s.base, prompt_format="base", model=model)
     s = dataclasses.replace(s, base=base, limits=Limits.for_format("base"))
-    prompts = [TASK_TYPES["code_o"].propose("base", few_shot[:k], random.Random(0), s.limits) for k in (3, 6)]
-    three, six = (len(render(prompt, "base", base.tokenizer).ids) for prompt in prompts)
-    for context, n_shown in ((three + 48, range(1, 6)), (six + 400, [6]), (40, [0])):
+
+    def shown(kind, seed, context):
         model.cfg = dataclasses.replace(model.cfg, max_position_embeddings=context)
-        assert len(selfplay.prompt_teacher(s, archive, "code_o", random.Random(0))[1]) in n_shown
-    short = task(9)
-    archive.add(short, "short")
-    needed = TASK_TYPES["code_f"].propose("base", [short], random.Random(0), s.limits)
-    model.cfg = dataclasses.replace(model.cfg, max_position_embeddings=len(render(needed, "base", base.tokenizer).ids) + 48)
-    for seed in range(9):
-        prompt, shown = selfplay.prompt_teacher(s, archive, "code_f", random.Random(seed))
-        assert shown[0] == short and selfplay.fits(s, prompt)
+        return selfplay.prompt_teacher(s, archive, kind, random.Random(seed))[1]
+
+    counts = [len(shown("code_o", 0, context)) for context in (100, 1000, 10_000)]
+    assert counts[0] == 0 < counts[1] < counts[2] == 6
+    needed = TASK_TYPES["code_f"].propose("base", [task(9)], random.Random(0), s.limits)
+    room = len(render(needed, "base", base.tokenizer).ids) + 48
+    assert all(shown("code_f", seed, room)[0] == task(9) for seed in range(9))
 
 
 def test_parents_are_what_the_prompt_showed(setup):
-    archive = filled(task(0, step=-1), task(1), task(2, "code_f"))
-    s = setup(task_types="code_o,code_f", n_few_shot=2)
-    pair, inputs = proposed(BATCH[0], BATCH[5]), tuple(str(i) for i in range(8))
-    pair[0].few_shot = archive.references("code_o", 2, random.Random(0))
-    pair[1].kind, pair[1].few_shot = "code_f", archive.references("code_f", 2, random.Random(0))
-    pair[1].proposal = Proposal("code_f", pair[1].few_shot[0].program, inputs)
-    selfplay.verify_proposals(s, archive, pair, 0)
-    assert [p.task.parents for p in pair] == [(), (pair[1].few_shot[0].id,)]
+    """A program that was given is a parent; what was shown as an example is none."""
+    pair, few_shot = proposed(BATCH[0], BATCH[5]), [task(1), task(2, "code_f")]
+    pair[0].few_shot, pair[1].few_shot, pair[1].kind = few_shot, few_shot, "code_f"
+    pair[1].proposal = Proposal("code_f", few_shot[0].program, tuple(map(str, range(8))))
+    selfplay.verify_proposals(setup(), filled(), pair, 0)
+    assert [p.task.parents for p in pair] == [(), (1,)]
 
 
 def test_given_tasks_are_verified_too(setup):
@@ -218,17 +196,15 @@ def test_given_tasks_are_verified_too(setup):
 def test_attempts_are_judged_in_order(setup):
     s = setup()
     given = selfplay.make_tasks(s, [asked("code_o", "x=x+1", "4"), asked("code_i", "x=x[::-1]", "[1,2]")], "")
-    done = selfplay.attempt(s, given, [2, -1], 0, selfplay.SOLVE, 3, temperature=0.0)
-    assert len(done.texts) == 6 and done.rollout.member.tolist() == [2] * 3 + [-1] * 3
-    for text, gold, verdicts in zip(done.texts[::3], ("=5", "=[1,2]"), done.verdicts):
-        answer = text.strip().split("\n")[-1]
-        otherwise = "wrong" if answer.startswith("=") else "malformed"
-        assert verdicts == ["correct" if answer == gold else otherwise] * 3, text       # greedy: all alike
+    done = selfplay.attempt(s, given, [2, -1], 0, selfplay.SOLVE, 3)
+    assert done.rollout.member.tolist() == [2] * 3 + [-1] * 3
+    judged = [verify_answers([t], [texts], "micro", s.limits, s.sandbox.run)[0] for t, texts in zip(given, (done.texts[:3], done.texts[3:]))]
+    assert done.verdicts == judged
 
 
 @pytest.mark.parametrize("name, paid", [
     ("difficulty", [0, 0.75, 0.5, 0.25, 0]), ("learnability", [0, 0.75, 1, 0.75, 0]), ("band", [0, 0.5, 1, 0.5, 0]),
-    ("nontrivial", [0, 1, 1, 1, 0]), ("noise-proof", [0, 0, 1, 0.75, 0]), ("novelty", [0, 0, 0, 0, 0])])
+    ("nontrivial", [0, 1, 1, 1, 0]), ("noise-proof", [0, 0, 1, 0.75, 0])])
 def test_teacher_rewards(name, paid):
     outcomes = [rewards.Outcome(p, majority_baseline=0.2) for p in (0.0, 0.25, 0.5, 0.75, 1.0)]
     assert [rewards.TEACHER_REWARDS[name](outcome) for outcome in outcomes] == paid
@@ -243,20 +219,15 @@ def with_fates() -> list[ProposalRecord]:
     return batch
 
 
-@pytest.mark.parametrize("name, kinds", [("difficulty", "code_o"), ("noise-proof", "code_o,code_i"), *((name, "code_o") for name in rewards.TEACHER_REWARDS)])
-def test_pay(setup, name, kinds):
-    """A valid proposal is paid by its outcome, whatever the reward is; one that is not valid costs INVALID."""
+@pytest.mark.parametrize("name, paid", [("difficulty", [0, 0.5, 0]), ("noise-proof", [0, 0, 0]), ("learnability", [0, 1, 0])])
+def test_pay(setup, name, paid):
+    """A valid proposal is paid by its outcome; one that is not valid costs INVALID."""
     batch, archive = with_fates(), filled(task(0, output="1"), task(1, output="1"), task(2, output="2"))       # guessing earns 2/3
-    s = setup(teacher_reward=name, task_types=kinds)
-    selfplay.pay_teachers(s, archive, batch)
-    *paid, refused = [p.reward for p in batch]
-    pay = rewards.TEACHER_REWARDS[name]
-    assert refused == rewards.INVALID and paid == list(map(pay, selfplay.outcomes(s, archive, batch[:3])))
-    known = {"difficulty": [0, 0.5, 0], "noise-proof": [0, 0, 0]}
-    assert paid == known.get(name, paid)
+    selfplay.pay_teachers(setup(teacher_reward=name), archive, batch)
+    assert [p.reward for p in batch] == [*paid, rewards.INVALID]
 
 
-def test_what_a_reward_may_look_at(setup, monkeypatch):
+def test_what_a_reward_may_look_at(setup):
     """Each field that is named here, by hand; the archive's memory has one program of the first proposal's structure."""
     s, batch = setup(), with_fates()
     batch[0].task = dataclasses.replace(task(0, program=program("x=x*7")), outputs=('"ab"',))
@@ -267,10 +238,7 @@ def test_what_a_reward_may_look_at(setup, monkeypatch):
     fields = dict(solve_rate=0.75, solve_rates={"S0": 0.5, "S1": 1.0}, n_attempts=4, n_correct=3, base_rate=0.5, kind="code_o", majority_baseline=1.0, n_tasks=3,
                   n_of_kind=1, n_same_structure=1, unique_at_64=archive.unique_at_64(), statements=1, program=program("x=x*7"), inputs=("1",), outputs=("'ab'",))
     assert {name: getattr(outcome, name) for name in fields} == fields
-    assert other.base_rate is None and other.solve_rates == {"S0": 0.5, "S1": 0.5} and other.outputs == ("1",)
-    monkeypatch.setitem(rewards.TEACHER_REWARDS, "novelty", lambda outcome: float(outcome.outputs[0].startswith("'")))
-    selfplay.pay_teachers(setup(teacher_reward="novelty"), archive, batch)
-    assert [p.reward for p in batch[:3]] == [1, 0, 0], "pay for tasks of strings is one line"
+    assert other.base_rate is None and other.solve_rates == {"S0": 0.5, "S1": 0.5}
 
 
 def test_training_batch(setup):
@@ -285,16 +253,11 @@ def test_training_batch(setup):
     made = selfplay.training_batch(s, parts)
     assert made.reward.tolist() == [0.5, -1, 0.25, 1, -0.5, -1, 1]
     assert made.role.tolist() == [0, 0, 0, 1, 1, 1, 1]
-    assert made.group.tolist() == [0, 1, 2, 3, 3, 4, 4]
-    assert made.kind.tolist() == [1, 0, 0, 1, 1, 0, 0]
+    assert made.group.tolist() == [0, 1, 2, 3, 3, 4, 4] and made.kind.tolist() == [1, 0, 0, 1, 1, 0, 0]
     assert made.rollout.member.tolist() == [0, 0, 0, 2, 2, 3, 3]
     for part, joined in ((rollout.ids, made.rollout.ids[:3]), (attempts.rollout.ids, made.rollout.ids[3:])):
         assert (joined[:, :part.shape[1]] == part).all() and not joined[:, part.shape[1]:].any()
-    alone = selfplay.training_batch(s, [parts[0], selfplay.student_rows(s, [], None)])
-    assert alone.reward.tolist() == [0.5, -1, 0.25] and len(alone.rollout.ids) == 3
-    batch[0].reason = batch[1].reason = "sandbox_failure"           # these leave, the others' groups stay apart
-    made = selfplay.training_batch(s, [selfplay.teacher_rows(rollout, batch), parts[1]])
-    assert made.group.tolist() == [2, 3, 3, 4, 4] and made.reward.tolist() == [0.25, 1, -0.5, -1, 1]
+    assert selfplay.training_batch(s, [parts[0], selfplay.student_rows(s, [], None)]).reward.tolist() == [0.5, -1, 0.25]
 
 
 def test_what_the_sandbox_failed_on_is_neither_paid_nor_learned_from(setup):
@@ -310,13 +273,11 @@ def test_what_the_sandbox_failed_on_is_neither_paid_nor_learned_from(setup):
         verdicts[:] = judged
     batch[1].reward, batch[2].reason, batch[2].task = 9.0, "sandbox_failure", None
     selfplay.pay_teachers(s, archive, batch)
-    assert [(p.solve_rate, p.unjudged) for p in batch] == [(1, False), (None, True), (None, True)]
-    assert [p.reward for p in batch[1:]] == [0, 0]
+    assert [p.solve_rate for p in batch] == [1, None, None]
     parts = [selfplay.teacher_rows(rollout, batch), selfplay.student_rows(s, solved, attempts)]
     assert [part.reward for part in parts] == [[batch[0].reward, None, None], [1, None, None, None]]
     made = selfplay.training_batch(s, parts)
-    assert made.reward.tolist() == [batch[0].reward, 1] and len(made.rollout.ids) == 2
-    assert rl.advantages(made, s.cfg).isfinite().all()
+    assert made.reward.tolist() == [batch[0].reward, 1] and rl.advantages(made, s.cfg).isfinite().all()
     parts[0].reward = parts[1].reward = [None] * 4
     with pytest.raises(OSError, match="failed on every row"):
         selfplay.training_batch(s, parts)
@@ -326,10 +287,9 @@ def test_matches():
     (one, two), students = members(), members("student")
     batch = with_fates()  # of T0: rows 0 and 2, half solved by each; of T1: row 1 and the invalid one
     one.rating = Rating(30.0, 5.0)
-    for i, p in enumerate(batch):
-        p.teacher = (one, two)[i % 2]
-    rows = train.rate_matches([(one, students[0]), (two, students[1])], batch, 3)
-    (first, drawn) = rows
+    batch[0].teacher = batch[2].teacher = one
+    batch[1].teacher = batch[3].teacher = two
+    first, drawn = train.rate_matches([(one, students[0]), (two, students[1])], batch, 3)
     assert (first["solve_rate"], first["winner"]) == (0.5, "student") and first["expected"] < 0.45, "more than the ratings expected"
     assert (drawn["solve_rate"], drawn["winner"]) == (0.5, "draw") and drawn["expected"] == pytest.approx(0.5)
     assert one.rating.mu < 30 and students[0].rating.mu > 25 and two.rating.mu == pytest.approx(students[1].rating.mu)
@@ -349,13 +309,12 @@ def test_the_oldest_leave_and_their_keys_stay():
 
 def test_references():
     seed, rng = task(0, step=-1), random.Random(0)
-    archive = filled(seed)
-    assert archive.references("code_i", 3, rng) == [seed]  # seeds stand in for a kind without tasks
+    assert filled(seed).references("code_i", 3, rng) == [seed]  # seeds stand in for a kind without tasks
     archive = filled(seed, task(1), task(2), task(3, "code_i"), task(4, "code_f"), task(5, "code_f"))
-    for k in (1, 2, 6):
-        drawn = archive.references("code_o", k, rng)
-        assert len({t.id for t in drawn}) == len(drawn) == min(k, 3) and {t.kind for t in drawn} == {"code_o"}
+    for k in (1, 6):
+        drawn = {t.id for t in archive.references("code_o", k, rng)}
         first, *shown = archive.references("code_f", k, rng)
+        assert len(drawn) == min(k, 3) and drawn <= {0, 1, 2}
         assert first.kind in ("code_o", "code_i") and [t.kind for t in shown] == ["code_f"] * min(k - 1, 2)
 
 
@@ -379,15 +338,6 @@ def test_rarefied_coverage():
     assert len(archive.recent) == WINDOW and archive.unique_at_64() == pytest.approx(1) and len(archive.structures) == 3
 
 
-def test_describe():
-    measured, nothing = describe(with_fates()), describe([])
-    assert [measured[key] for key in ("n", "valid", "reasons", "solve_rate")] == [4, 0.75, {"syntax": 1}, 0.5]
-    assert measured["solve_0"] == measured["solve_1"] == pytest.approx(1 / 3)
-    assert measured["malformed"] == pytest.approx(2 / 12)
-    assert nothing["valid"] == nothing["malformed"] == 0 and nothing["statements"] is None
-    assert measured["complexity"] == {"lines": 2, "variables": 1, "depth": 5, "cyclomatic": 1, "halstead": pytest.approx(3 * math.log2(3))}
-
-
 def test_rows_end_at_a_closing_text(setup, monkeypatch):
     """The format's or the prompt's: a "=" stands for "</answer>", which the micro base never writes."""
     s = setup(max_new_tokens=40)
@@ -395,8 +345,4 @@ def test_rows_end_at_a_closing_text(setup, monkeypatch):
     _, whole = selfplay.ask(s, [prompt] * 4, [0, 1, 2, 3], 0, 0, 2)
     _, asked = selfplay.ask(s, [dataclasses.replace(prompt, closing="=")] * 4, [0, 1, 2, 3], 0, 0, 2)
     monkeypatch.setitem(FORMATS, "micro", dataclasses.replace(FORMATS["micro"], closing="="))
-    _, ended = selfplay.ask(s, [prompt] * 4, [0, 1, 2, 3], 0, 0, 2)
-    assert asked == ended
-    assert FORMATS["base"].closing == "</answer>" and sum(text.count("=") > 1 for text in whole) > 2
-    for long, short in zip(whole, ended):
-        assert long.startswith(short) and ("=" in short) == ("=" in long) and "=" not in short[:-2]
+    assert asked == selfplay.ask(s, [prompt] * 4, [0, 1, 2, 3], 0, 0, 2)[1] != whole

@@ -3,8 +3,8 @@
 One line each, a JSON line last; exit code 0 where all are survived. --without namespaces,seccomp leaves out layers.
 One program a file. Header lines: `# want:` the verdicts of an honest verifier, alternatives separated by "|" (fail, error,
 malformed, timeout, crash, violation, exit, pass, det, nondet), `# answer:` the value that would pass (default 731). Each is called
-as f(3), or with as many threes as it wants. /tmp/attack_mark in it stands for a fresh folder. Survived: the verdict is wanted and
-came in time, nothing happened outside (a mark, a connection, a process left over), nothing was read that must not be (a string
+as f(3), or with as many threes as it wants. /tmp/attack_mark in it stands for a fresh folder. Survived: the verdict is wanted,
+nothing happened outside (a mark, a connection, a process left over), nothing was read that must not be (a string
 that begins with LEAK), and the next honest program is judged rightly.
 """
 import argparse
@@ -25,7 +25,6 @@ from sandbox.values import decode, same
 from verifier import Job, Sandbox
 
 MARKS = "/tmp/attack_mark"                  # the folder as programs name it
-ENDLESS = Job("def f():\n while True: pass", ("",))
 HONEST = Job("import math\ndef f(x): return [len(x), sorted(x), math.sqrt(4), repr(1)]", ("[2, 1]",))
 SECRETIVE = Job("def f(x): return x + ' SECRET_ANSWER=731'", ("'gold = [731]'",))     # what a thief may look for
 # What an end or an error counts as, beside its own name. A value that cannot cross is an error and earns
@@ -74,24 +73,6 @@ def battlefield():
         yield seen
 
 
-def clock(sandbox, job):
-    start = time.monotonic()
-    verdict, = sandbox.run([job])
-    return verdict, time.monotonic() - start
-
-
-def timed(sandbox, job):
-    """-> (verdict, seconds, whether it came later than the CPU limit plus half a second). A late one is asked for again, and
-    beside a plain endless loop: a busy machine, which holds up both, is late by chance, a hole every time."""
-    limits = 4.5 if job.deterministic else 1                # CPU limits that its passes may use
-    for _ in range(3):
-        verdict, took = clock(sandbox, job)
-        late = took > limits * sandbox.scheduler.limits.cpu_s + 0.5 and took > 0.5 + 1.5 * limits * clock(sandbox, ENDLESS)[1]
-        if not late:
-            break
-    return verdict, took, late
-
-
 def labels(verdict, answer, want):
     """The set of names under which this verdict may be wanted."""
     if verdict.errors[0] is None:
@@ -117,19 +98,17 @@ def assault(sandbox, code, want, answer, outside):
     sandbox.run([SECRETIVE])
     is_task = bool(want & {"det", "nondet"})                # run as a proposal is, by its real path
     job = Job(code.replace(MARKS, outside.folder), (threes(code),), deterministic=is_task)
-    verdict, took, late = timed(sandbox, job)
+    verdict, = sandbox.run([job])
     if verdict.end == "timeout" and "timeout" not in want:  # a slow machine has not come to the point yet
         verdict, = sandbox.run([replace(job, cpu_s=4 * sandbox.scheduler.limits.cpu_s)])
     honest, = sandbox.run([HONEST])
     got, value, error = labels(verdict, answer, want), verdict.outputs[0] or "", verdict.errors[0] or ""
     done = outside() + [f"process {pid}" for pid in left_over(sandbox)]
-    text = f"{'/'.join(sorted(got)):13} {took:.2f} s  {error[:60] or value[:60]}"
+    text = f"{'/'.join(sorted(got)):13} {error[:60] or value[:60]}"
     if done or value.startswith('"LEAK'):
         return "escaped", f"{text} {done}"
     if "pass" in got and not got & want:
         return "forged", text
-    if late:
-        return "hung", text
     if honest.outputs[0] != '[2,[1,2],2.0,"1"]':
         return "poisoned", f"{text} then {honest}"
     if not got & want or not re.fullmatch("[ -~]{0,200}", error):
@@ -142,7 +121,7 @@ def siege(sandbox, folder):
     paths = sorted(Path(folder).glob("*.py"))
     if not paths:
         raise ValueError(f"no programs in {folder}: give a folder of *.py files")
-    counts = dict.fromkeys(("survived", "escaped", "forged", "hung", "poisoned", "wrong"), 0)
+    counts = dict.fromkeys(("survived", "escaped", "forged", "poisoned", "wrong"), 0)
     with battlefield() as outside:
         for path in paths:
             code = path.read_text(encoding="utf-8", errors="surrogateescape")

@@ -39,17 +39,12 @@ def test_attack(narrow, outside, name, want, code):
         assert outcome == "survived", text
 
 
-def test_attacks_cover_every_family():
-    families = "crash exit file flood forge hang lie mem net proc sec source steal semantics walk"
-    assert len(ATTACKS) == 203 and {name.split()[0] for name, _, _ in ATTACKS} == set(families.split())
-
-
 def test_what_happens_outside_is_seen(narrow):
-    with battlefield() as outside, battlefield() as another:
-        assert outside() == [] and os.stat(outside.folder).st_mode & 0o777 == 0o777
+    with battlefield() as outside:
+        assert outside() == []
         os.remove(os.path.join(outside.folder, "keep"))
         os.mkdir(os.path.join(outside.folder, "made"))
-        assert outside() == ["keep", "made"] and another() == []
+        assert outside() == ["keep", "made"]
     with ThreadPoolExecutor() as pool:
         verdict = pool.submit(one, narrow, LOOP, "2", cpu_s=1)
         while not verdict.done() and not left_over(narrow, tries=1):

@@ -114,9 +114,8 @@ PROGRAMS = {
     "imports that it does not need": "import os, sys, random, json\nimport numpy as np\n" + BODY,
     "reads input under its guard": BODY + "\nif __name__ == '__main__':\n    print(f(eval(input('list: '))))",
     "a dunder": "def f(x):\n    '''Works with __class__.'''\n    return x.__class__(x.__reversed__())",
-    "long": BODY + "# " + "so it is " * 3000, "prints": BODY + "print(f([1, 2]))",
+    "long": BODY + "# " + "so it is " * 3000,
     "state": "turned = {}\n\ndef f(x):\n    turned[len(turned)] = x[::-1]\n    return turned[len(turned) - 1]",
-    "an attribute": "def f(x):\n    return x[f.step]\nf.step = slice(None, None, -1)",
     "bound again": "def f(x):\n    return x\nf = (lambda g: lambda x: g(x[::-1]))(f)", "in an if": "if True:\n    " + BODY.replace("\n", "\n    ").rstrip()}
 WRONG = {"bound to another": BODY + "f = len", "fails first": "assert False\n" + BODY, "by heart": f"def f(x):\n    return { {i: [7, i] for i in range(4)} }[x[0]]",
          "equal to all": "class A(list):\n    def __eq__(self, other): return True\ndef f(x):\n    return A()"}
@@ -164,9 +163,8 @@ def test_what_the_sandbox_failed_on_is_unjudged_and_what_is_forbidden_is_told():
     hidden, failed, lost = 4, (None, "sandbox failure"), (None, "error: KeyError")
     for claims, verdict in (([failed] * hidden, UNJUDGED), ([failed, lost] * 2, "wrong"), ([(None, "violation"), lost] * 2, VIOLATION)):
         outputs, errors = zip(*claims)
-        jobs = []
-        run = lambda asked: jobs.extend(asked) or [Verdict("ok", outputs, errors, 0.0)]
-        assert judge_answers([TURN], [["p", None, "p"]], CHAT, run) == [[verdict, "malformed", verdict]] and len(jobs) == 1
+        run = lambda asked: [Verdict("ok", outputs, errors, 0.0)] * (len(asked) == 1)
+        assert judge_answers([TURN], [["p", None, "p"]], CHAT, run) == [[verdict, "malformed", verdict]]
     run = lambda asked: [Verdict("ok", (None,), ("sandbox failure",), 0.0) for _ in asked]
     assert judge_answers([OUT, INP], [["1"], ["1"]], CHAT, run) == [[UNJUDGED]] * 2
 

@@ -12,7 +12,7 @@ from proposals import CHAT, MICRO, fate, judge, outcome, read
 
 import config
 import tasks
-from common import Refused, UserError
+from common import Refused
 from micro import data
 from sandbox.values import decode
 from tasks import TASK_TYPES, prompts
@@ -130,16 +130,6 @@ def test_the_pages_task_type_is_played(sortwords, sandbox):
     gold = sorted(given.split())
     assert decode(task.outputs[0]) == gold and refused == ["syntax"] * 2
     assert task.key != other.key == again.key, "the same words again are a duplicate, other words are not"
-    asked = f"Sort these words: {given}\n\n"
-    thinks = kind.solve("base", task, CHAT)
-    assert thinks.user == f"{asked}Think in a few short lines. Then write a block named `answer` with them, one a line.\n"
-    assert thinks.turns == (("Sort these words: fig pear date\n\n" + thinks.user.removeprefix(asked),
-                             "<think> d, f, p </think> <answer>\n```answer\ndate\nfig\npear\n```\n</answer>"),)
+    assert kind.solve("base", task, CHAT).user.startswith(f"Sort these words: {given}\n\nThink in a few short lines. Then write")
     said = {"\n".join(gold): "correct", " ".join(gold): "correct", gold[0]: "wrong", given: "wrong"}
     assert judge(sandbox, task, "chat", *(f"```answer\n{text}\n```" for text in said), "I do not know.") == [*said.values(), "malformed"]
-
-
-def test_a_kind_without_template_is_refused_before_the_run(sortwords):
-    said = "--task-types sortwords: prompts.py has no template of it for the micro prompt format"
-    with pytest.raises(UserError, match=said):
-        config.resolve_config(config.Config(task_types=("code_o", "sortwords")), "micro")

@@ -10,25 +10,9 @@ from tasks import TASK_TYPES, verify_answers
 from tasks.literals import read_blocks
 from tasks.programs import Limits
 from tasks.prompts import FORMATS, TEMPLATES, Answer, Prompt, reasoning, template
-from tasks.rendering import chat_text, render
+from tasks.rendering import render
 
-# How Qwen3's own template has it: thinking is switched off by an empty thought that the template writes.
-SWITCH = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<assistant>"
-          "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}")
-WITHOUT = SWITCH.partition("{% if enable_thinking")[0] + "{% endif %}"
-
-
-def test_thinking_is_the_prompt_formats_choice(base, monkeypatch):
-    tokenizer = base.tokenizer
-    monkeypatch.setattr(tokenizer, "chat_template", SWITCH)
-    asked = Prompt("Why?", "```answer\n")
-    assert FORMATS["chat"].thinking and not FORMATS["direct"].thinking
-    rendered = {name: tokenizer.decode(render(asked, name, tokenizer).ids) for name in ("chat", "direct")}
-    assert rendered == {"chat": "<user>Why?<|im_end|><assistant>```answer\n",
-                        "direct": "<user>Why?<|im_end|><assistant><think>\n\n</think>\n\n```answer\n"}
-    monkeypatch.setitem(FORMATS, "chat", dataclasses.replace(FORMATS["chat"], thinking=False))
-    assert tokenizer.decode(render(asked, "chat", tokenizer).ids) == rendered["direct"]
-    assert chat_text([dict(role="user", content="Why?")], "direct", tokenizer, begins=False) == "<user>Why?<|im_end|>"
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 
 
 @pytest.mark.parametrize("template", [None, "{{ raise_exception('no users') }}", "{{ messages[0].nothing.at_all }}", "{% if %}"])
@@ -51,7 +35,7 @@ def test_every_type_has_words_or_is_refused():
 
 def test_a_direct_answer_ends_with_its_fence(base, monkeypatch):
     """The prompt has opened it; a proposal has several, and chat's reasoning may."""
-    monkeypatch.setattr(base.tokenizer, "chat_template", WITHOUT)
+    monkeypatch.setattr(base.tokenizer, "chat_template", TURNS)
     for name, phase in itertools.product(("chat", "direct", "base"), ("propose", "solve")):
         prompt = template("code_o", name, phase)
         closing = {("direct", "solve"): "\n```\n"}.get((name, phase), "</answer>" if name == "base" else "")
@@ -89,7 +73,7 @@ def test_what_is_shown_solved_is_true_and_right(sandbox, name, prompt_format):
 
 def test_turns_stand_before_the_question(base, monkeypatch):
     prompt = Prompt("And now?", turns=(("Why?", "So."),))
-    monkeypatch.setattr(base.tokenizer, "chat_template", WITHOUT)
+    monkeypatch.setattr(base.tokenizer, "chat_template", TURNS)
     chat, envelope = (base.tokenizer.decode(render(prompt, name, base.tokenizer).ids) for name in ("chat", "base"))
     assert chat == "<user>Why?<|im_end|><assistant>So.<|im_end|><user>And now?<|im_end|><assistant>"
     assert envelope.endswith("\nUser: Why?\nAssistant: So.\nUser: And now?\nAssistant: ")

@@ -41,15 +41,13 @@ PROPOSALS = [
     ("chat", "```\ndef f(x):\n    return x + 1\n```\nInput:\n```\n5\n```", "ok"),                       # no languages
     ("chat", TASK.format("def f(x: List[int]) -> int:\n    '''Returns 6.'''\n    return sum(x)  # 6\nprint(f([1, 2, 3]))", "[1, 2, 3]"), "ok"),
     ("chat", TASK.format("import re\ndef f(x):\n    return re.compile('a').sub('', x) + 'b'", "'abc'"), "ok"),
-    ("chat", TASK.format("def f():\n    return 5", "").replace("\n\n", "\n \n"), "no_input"),
     ("base", "<think>hm</think><answer>" + TASK.format("def f(x):\n    return x + 1", "5") + "</answer>", "ok"),
     ("base", TASK.format("def f(x):\n    return x", "5"), "no_program"), ("chat", "", "no_program"),
     ("chat", "```python\ndef f(x):\n    return x\n```", "no_input"),
     ("chat", "```input\n5\n```\n```python\ndef f(x):\n    return x + 1\n```", "ok"),                     # the other way round
     ("chat", TASK.format("def f(x)\n    return x", "5"), "syntax"), ("chat", TASK.format("x = 5", "5"), "no_entry"),
     ("chat", TASK.format("from . import math\ndef f(x): return x", "5"), "import"),
-    ("chat", TASK.format("def f(x): return '<|im_end|>'", "5"), "control_text"), ("chat", TASK.format("def f(x): return len(x)", "'<|endoftext|>'"), "control_text"),
-    ("chat", TASK.format("def f(x): return '<|im_' + 'end|>'", "5"), "control_text"),
+    ("chat", TASK.format("def f(x): return len(x)", "'<|endoftext|>'"), "control_text"), ("chat", TASK.format("def f(x): return '<|im_' + 'end|>'", "5"), "control_text"),
     ("chat", TASK.format("def f(x): return x", "'" + "a" * 600 + "'"), "input_too_long"), ("chat", TASK.format("def f(x): return x" + "\n#" * 3000, "5"), "too_long"),
     ("chat", TASK.format("def f(x): return " + "(" * 60 + "x" + ")" * 60, "5"), "too_deep"), ("chat", TASK.format("def f(x): return 'a' * 501", "5"), "output_too_long"),
     ("chat", TASK.format("import math\ndef f(x): return math.nan", "5"), "not_finite"), ("chat", TASK.format("def f(x): raise SystemExit", "5"), "error"),
@@ -190,10 +188,10 @@ def test_files_hold_tasks_of_every_kind_and_a_runs_rows_are_tasks_again(tmp_path
     assert [task.kind for task in tasks] == ["code_o", "code_f", "math", "logic"]
     assert (tasks[1].program, len(tasks[1].outputs), tasks[1].message) == (REVERSE, 10, "turns")
     assert (tasks[2].message, tasks[3].program) == ("What are 52 weeks in days?", "def f(a, b):\n    return a and (not b)")
-    rows = [json.dumps(asdict(task) | {"reason": "", "attempts": {}}) for task in tasks]
-    again.write_text("\n".join([*rows, json.dumps({"kind": "code_o", "reason": "syntax"})]))
+    rows = [asdict(task) | {"reason": "", "attempts": {}} for task in tasks]
+    again.write_text("\n".join(map(json.dumps, [*rows, {"kind": "code_o", "reason": "syntax"}])))
     assert [fate(sandbox, proposal) for proposal in read_tasks(again)] == tasks
-    assert [fate(sandbox, IDENTITY, limits).outputs for limits in (MICRO, CHAT)] == [("[1,2,3]",)] * 2
+    assert fate(sandbox, IDENTITY, MICRO).outputs == ("[1,2,3]",)
     with pytest.raises(UserError, match="cannot be read"):
         read_tasks(tmp_path / "absent.jsonl")
 

@@ -58,6 +58,7 @@ def test_a_prefix_follows_its_prompt_without_another_space(tokenizer, prompt_for
 
 NEVER = THINKS.replace("<think>\n{% endif", "<think>\n\n</think>\n\n{% endif")
 BEGUN = THINKS.replace("<think>\n{% endif", "<think>\nOkay, {% endif")
+EMPTY = THINKS.replace("<think>\n{% endif", "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif")     # Qwen3's
 TAUGHT = CHATML.replace("{% for", "Write <think> first.{% for", 1)
 SWITCHED = CHATML.replace("assistant\n{% endif %}", "assistant\n{% if enable_thinking %}<think>{% endif %}{% endif %}")
 
@@ -67,7 +68,7 @@ SWITCHED = CHATML.replace("assistant\n{% endif %}", "assistant\n{% if enable_thi
     (THINKS, "direct", "```output\n", "<think>\n\n</think>\n\n```output\n", "```output\n"),
     (THINKS, "direct", "", "<think>\n\n</think>\n\n", ""), (SWITCHED, "chat", "", "<think>", "<think>"), (SWITCHED, "direct", "", "assistant\n", ""),
     (THINKS, "chat", "Example:\n", "<think>\n\n</think>\n\nExample:\n", "Example:\n"), (NEVER, "chat", "", "<think>\n\n</think>\n\n", ""),
-    (TAUGHT, "chat", "", "assistant\n", "")])
+    (TAUGHT, "chat", "", "assistant\n", ""), (EMPTY, "chat", "```\n", "```\n", "```\n"), (EMPTY, "direct", "```\n", "<think>\n\n</think>\n\n```\n", "```\n")])
 def test_who_renders_a_prompt_says_whether_it_ends_inside_thinking(template, prompt_format, prefix, end, opening):
     wrapped = fast(byte_level(), template, eos_token="<|im_end|>")
     found = render(Prompt("What is <think>?", prefix), prompt_format, wrapped)
@@ -110,16 +111,12 @@ def thinker(tmp_path_factory):
 
 def test_students_and_teachers_of_such_a_base(setup, thinker, population):
     """Students think, and what they wrote begins with it; teachers go on where their prefix ends."""
-    assert thinker.prompt_format == "chat"
     s = dataclasses.replace(setup(max_new_tokens=8), base=thinker, adapters=population(thinker, 4, rank=2), limits=CHAT)
     done = selfplay.attempt(s, [TASK], [2], 0, selfplay.SOLVE, 3)
     assert [text.startswith("<think>\n") for text in done.texts] == [True] * 3 and done.verdicts == [["malformed"] * 3]
     asked = Prompt("Write one.", "```input\n")
     _, texts = selfplay.ask(s, [asked], [0], 0, selfplay.PROPOSE, 2)
     assert all(text.startswith("```input\n") for text in texts)
-    direct = dataclasses.replace(s, base=dataclasses.replace(thinker, prompt_format="direct"))
-    done = selfplay.attempt(direct, [TASK], [2], 0, selfplay.SOLVE, 2)
-    assert all(text.startswith("```output\n") and "think" not in text for text in done.texts)
 
 
 def test_a_llama_like_tokenizer_puts_its_own_space_after_a_special_token():
