@@ -105,11 +105,9 @@ def test_extrapolate_leaves_the_worse_parent_behind():
 
 
 def test_svd_mutation_is_exactly_orthogonal_and_keeps_the_spectrum():
-    g, eye = gen(), torch.eye(6, dtype=torch.float64)
-    Q = cayley(torch.tensor([True] * 5 + [False]), 0.5, g)
+    eye = torch.eye(6, dtype=torch.float64)
+    Q = cayley(torch.tensor([True] * 5 + [False]), 0.5, gen())
     assert torch.allclose(Q.T @ Q, eye, atol=1e-12) and torch.equal(Q[5], eye[5]), "a direction that is not live stays unmixed"
-    turned = torch.stack([cayley(torch.ones(32, dtype=torch.bool), 0.1, g).diagonal().acos() for _ in range(64)])
-    assert turned.square().mean().sqrt().item() == pytest.approx(0.1, rel=0.1)
     child = made("svd", [ONE], eta=0.0, angle=0.3)
     for M, turned_M in zip(dw(ONE).values(), dw(child).values()):
         want = svd(M)[1]

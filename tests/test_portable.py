@@ -143,8 +143,6 @@ def test_make_prefers_the_cpu_build_of_torch(tmp_path, gpu, index, wheels, words
     marks = {"urlopen": "ask", "--extra-index-url": "cpu", "requirements-dev": "all"}
     kinds = [kind for line in noted for mark, kind in marks.items() if mark in line]
     assert kinds == asked and (tmp_path / ".venv" / ".installed").exists()
-    for line, kind in zip(noted, kinds):
-        assert kind != "cpu" or re.search(r" torch>=[\d.]+$", line) and "-c constraints.txt" in line
 
 
 CELLS = json.loads((ROOT / "course" / "lab.ipynb").read_text(encoding="utf-8"))["cells"]

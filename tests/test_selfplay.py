@@ -7,7 +7,6 @@ import random
 import pytest
 
 import rewards
-import rl
 import selfplay
 import train
 from common import UserError
@@ -162,8 +161,7 @@ def test_references_are_passed_over_until_the_prompt_fits(setup):
     """Of several, as many as leave room for an answer; of programs that need inputs, one that does."""
     s, long = setup(n_few_shot=6, max_new_tokens=32), "\n ".join(["x=x+1"] * 40)
     archive, model = filled(*(task(i, program=program(long)) for i in range(8)), task(9)), copy.copy(s.base.model)
-    base = dataclasses.replace(s.base, prompt_format="base", model=model)
-    s = dataclasses.replace(s, base=base, limits=Limits.for_format("base"))
+    s = dataclasses.replace(s, base=dataclasses.replace(s.base, prompt_format="base", model=model), limits=Limits.for_format("base"))
 
     def shown(kind, seed, context):
         model.cfg = dataclasses.replace(model.cfg, max_position_embeddings=context)
@@ -172,7 +170,7 @@ def test_references_are_passed_over_until_the_prompt_fits(setup):
     counts = [len(shown("code_o", 0, context)) for context in (100, 1000, 10_000)]
     assert counts[0] == 0 < counts[1] < counts[2] == 6
     needed = TASK_TYPES["code_f"].propose("base", [task(9)], random.Random(0), s.limits)
-    room = len(render(needed, "base", base.tokenizer).ids) + 48
+    room = len(render(needed, "base", s.base.tokenizer).ids) + 48
     assert all(shown("code_f", seed, room)[0] == task(9) for seed in range(9))
 
 
@@ -242,45 +240,34 @@ def test_what_a_reward_may_look_at(setup):
 
 
 def test_training_batch(setup):
-    s, (teacher, _), (student, other) = setup(task_types="code_o,code_i", n_prompts=3, proposals_per_prompt=1), members(), members("student")
+    """Rows of both roles; those on which the sandbox failed are left out, and groups stay apart."""
+    s, (teacher, _), (student, other) = setup(task_types="code_o,code_i", n_prompts=4, proposals_per_prompt=1), members(), members("student")
     rollout, batch = selfplay.propose(s, seeded(), [(teacher, student)], 0)
     given = selfplay.make_tasks(s, [asked("code_i", "x=x+1", "4"), asked("code_o", "x=x*2", "4")], "")
-    for p, reward, t in zip(batch, (0.5, -1.0, 0.25), [given[0], None, given[1]]):
+    for p, reward, t in zip(batch, (0.5, -1.0, 0.25, 9.0), [given[0], None, given[1], None]):
         p.reward, p.task, p.kind = reward, t, t.kind if t else "code_o"
+    batch[3].reason = "sandbox_failure"
     attempts = selfplay.attempt(s, given, [student.slot, other.slot], 0, selfplay.SOLVE, 2)
-    attempts.verdicts = [["correct", "violation"], ["malformed", "correct"]]
+    attempts.verdicts = [["correct", "violation"], [UNJUDGED, "correct"]]
     parts = [selfplay.teacher_rows(rollout, batch), selfplay.student_rows(s, [(batch[0], student), (batch[2], other)], attempts)]
     made = selfplay.training_batch(s, parts)
-    assert made.reward.tolist() == [0.5, -1, 0.25, 1, -0.5, -1, 1]
-    assert made.role.tolist() == [0, 0, 0, 1, 1, 1, 1]
-    assert made.group.tolist() == [0, 1, 2, 3, 3, 4, 4] and made.kind.tolist() == [1, 0, 0, 1, 1, 0, 0]
-    assert made.rollout.member.tolist() == [0, 0, 0, 2, 2, 3, 3]
-    for part, joined in ((rollout.ids, made.rollout.ids[:3]), (attempts.rollout.ids, made.rollout.ids[3:])):
+    assert made.reward.tolist() == [0.5, -1, 0.25, 1, -0.5, 1] and made.role.tolist() == [0, 0, 0, 1, 1, 1]
+    assert made.group.tolist() == [0, 1, 2, 3, 3, 4] and made.kind.tolist() == [1, 0, 0, 1, 1, 0]
+    assert made.rollout.member.tolist() == [0, 0, 0, 2, 2, 3]
+    for part, joined in ((rollout.ids[:3], made.rollout.ids[:3]), (attempts.rollout.ids[[0, 1, 3]], made.rollout.ids[3:])):
         assert (joined[:, :part.shape[1]] == part).all() and not joined[:, part.shape[1]:].any()
     assert selfplay.training_batch(s, [parts[0], selfplay.student_rows(s, [], None)]).reward.tolist() == [0.5, -1, 0.25]
-
-
-def test_what_the_sandbox_failed_on_is_neither_paid_nor_learned_from(setup):
-    """Of two tasks one has an attempt that was judged, the other none, and a third never came to be."""
-    s, (teacher, _), (student, _) = setup(), members(), members("student")
-    tasks = selfplay.make_tasks(s, [asked("code_o", f"x=x+{i}", "4") for i in (1, 2)], "")
-    archive = filled(tasks[0])
-    rollout, batch = selfplay.propose(s, archive, [(teacher, student)], 0)
-    for p, given in zip(batch, tasks):
-        p.reason, p.task = "", given
-    solved, attempts = selfplay.solve(s, [(teacher, student)], batch, 0)
-    for verdicts, judged in zip(attempts.verdicts, (["correct", UNJUDGED], [UNJUDGED, UNJUDGED])):
-        verdicts[:] = judged
-    batch[1].reward, batch[2].reason, batch[2].task = 9.0, "sandbox_failure", None
-    selfplay.pay_teachers(s, archive, batch)
-    assert [p.solve_rate for p in batch] == [1, None, None]
-    parts = [selfplay.teacher_rows(rollout, batch), selfplay.student_rows(s, solved, attempts)]
-    assert [part.reward for part in parts] == [[batch[0].reward, None, None], [1, None, None, None]]
-    made = selfplay.training_batch(s, parts)
-    assert made.reward.tolist() == [batch[0].reward, 1] and rl.advantages(made, s.cfg).isfinite().all()
     parts[0].reward = parts[1].reward = [None] * 4
     with pytest.raises(OSError, match="failed on every row"):
         selfplay.training_batch(s, parts)
+
+
+def test_nobody_is_paid_or_blamed_for_what_the_sandbox_failed_on(setup):
+    batch = with_fates()
+    batch[0].attempts, batch[1].attempts = {"S0": ["correct", "wrong", UNJUDGED]}, {"S0": [UNJUDGED]}
+    batch[3].reason = "sandbox_failure"
+    selfplay.pay_teachers(setup(), filled(), batch)
+    assert [(p.solve_rate, p.unjudged, p.reward) for p in batch] == [(0.5, False, 0.5), (None, True, 0), (1, False, 0), (None, True, 0)]
 
 
 def test_matches():

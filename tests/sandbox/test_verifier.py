@@ -26,9 +26,6 @@ def test_one_input_does_no_harm_to_its_neighbours(narrow):
             code = LOOP.replace("while True: pass", deed)
             verdict = one(narrow, code, "1", "2", "3", deterministic=deterministic)
             assert verdict.outputs[::2] == ("10", "30") and verdict.errors[1], (deed, verdict)
-    slow = "def f(x):\n t = 0\n for i in range(10**9):\n  t += i\n  if i == 1500000: return x"
-    verdict = one(narrow, slow, *"1234")                     # their time adds up, so each gets its own child
-    assert verdict.end == "timeout" or verdict.outputs == tuple("1234")
     long = "def f(x): return chr(x) * 60000"                # together more than one child may report
     verdict = one(narrow, long, *map(str, range(97, 107)))
     assert verdict.end == "ok" and verdict.errors == (None,) * 10

@@ -33,8 +33,7 @@ def test_an_answer_is_one_number(text, value):
         assert rational(text) == value
 
 
-@pytest.mark.parametrize("value, want", [(3, F(3)), (0.1, F(1, 10)), (2.5, F(5, 2)), (0.1 + 0.2, None), (1 / 3, None), (True, None), ("3", None), ([3], None),
-                                         (None, None), (0.0, F(0))])
+@pytest.mark.parametrize("value, want", [(3, F(3)), (0.1, F(1, 10)), (1 / 3, None), (1e-9, None), (True, None), ("3", None)])
 def test_gold_numbers(value, want):
     assert exact(value) == want
 
@@ -55,7 +54,7 @@ PROBLEM = "```question\n{}\n```\n```python\ndef f():\n    return {}\n```"
     ("How many?", "7", "not_told"), ("Ann has 3 apples and Bob has 4. How many have they?", "3 * 4 + 100", "not_told"),
     ("Ann has 5 apples. Bob has more. How many has Bob?", "2", "not_told"), ("Ann has 5 apples. The answer is 7.", "7", "echo"),
     ("Ann has 3 apples and gets 4. She has seven. How many?", "3 + 4", "echo"), ("Ann has 3 apples, gets 4 and loses 4. How many?", "3 + 4 - 4", "echo"),
-    ("Half of 5?", "5 / 2", F(5, 2)), ("A third of 5?", "5 / 3", "not_a_number"), ("Is 5 odd?", "5 % 2 == 1", "not_a_number"), ("", "5", "no_question"), ("5?", "1e999 * 5", "not_told"),
+    ("A third of 5?", "5 / 3", "not_a_number"), ("Is 5 odd?", "5 % 2 == 1", "not_a_number"), ("", "5", "no_question"), ("5?", "1e999 * 5", "not_told"),
     ("x" * 600 + " 5?", "5", "message_too_long")])
 def test_a_word_problem_says_what_its_program_needs_and_not_the_answer(sandbox, question, formula, want):
     found = outcome(sandbox, "math", PROBLEM.format(question, formula))

@@ -56,7 +56,6 @@ def test_a_prefix_follows_its_prompt_without_another_space(tokenizer, prompt_for
 
 # ---------------------------------------------------------------- templates that open the thinking
 
-NEVER = THINKS.replace("<think>\n{% endif", "<think>\n\n</think>\n\n{% endif")
 BEGUN = THINKS.replace("<think>\n{% endif", "<think>\nOkay, {% endif")
 EMPTY = THINKS.replace("<think>\n{% endif", "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif")     # Qwen3's
 TAUGHT = CHATML.replace("{% for", "Write <think> first.{% for", 1)
@@ -67,7 +66,7 @@ SWITCHED = CHATML.replace("assistant\n{% endif %}", "assistant\n{% if enable_thi
     (THINKS, "chat", "", "<think>\n", "<think>\n"), (BEGUN, "chat", "", "<think>\nOkay, ", "<think>\nOkay, "),
     (THINKS, "direct", "```output\n", "<think>\n\n</think>\n\n```output\n", "```output\n"),
     (THINKS, "direct", "", "<think>\n\n</think>\n\n", ""), (SWITCHED, "chat", "", "<think>", "<think>"), (SWITCHED, "direct", "", "assistant\n", ""),
-    (THINKS, "chat", "Example:\n", "<think>\n\n</think>\n\nExample:\n", "Example:\n"), (NEVER, "chat", "", "<think>\n\n</think>\n\n", ""),
+    (THINKS, "chat", "Example:\n", "<think>\n\n</think>\n\nExample:\n", "Example:\n"),
     (TAUGHT, "chat", "", "assistant\n", ""), (EMPTY, "chat", "```\n", "```\n", "```\n"), (EMPTY, "direct", "```\n", "<think>\n\n</think>\n\n```\n", "```\n")])
 def test_who_renders_a_prompt_says_whether_it_ends_inside_thinking(template, prompt_format, prefix, end, opening):
     wrapped = fast(byte_level(), template, eos_token="<|im_end|>")
