@@ -3,7 +3,6 @@
     python -m eval.ablate --seeds 0 1 2 --plan                  # the runs, and how long they take
     python -m eval.ablate --seeds 0 1 2                         # the usual arms on the bundled base
     python -m eval.ablate --seeds 0 1 2 --arm "slow: --lr 3e-4" --arm "fast: --lr 4e-3" -- --task-types code_i
-    python -m eval.ablate --from out/ablate                     # the table of finished runs
 
 The same command goes on where it stopped, and with more --seeds runs only what is missing. What `full` (the
 population as it is) generates with a seed, without probes, is the budget of every other arm with this seed.
@@ -14,25 +13,22 @@ eight.
 OUT/results.jsonl has a line for each run, OUT/results.csv is the same as a table, and OUT/contrasts.csv has
 the arms compared. `python -m report OUT` draws them.
 
-    arm, seed, run, path    the run's logs lie in `path`; an arm of several runs has several lines for a seed
+    arm, seed, run          an arm of several runs has several lines for a seed
     steps, tokens, spent    `spent` is the share of its budget
-    minutes                 of training
+    helped                  students replaced by a child whose parent led by .05 at the last probe
     area                    the students' held-out accuracy, averaged over the budget
     end, deployed           test accuracy: mean of the students; of the one that is best on validation
     validation              accuracy by which that one was chosen
-    coverage                (--measure coverage) the chance that one of four answers is right
-    births, helped          students replaced; those whose parent led by .05 at the last probe
 """
 import argparse
 import contextlib
 import csv
 import json
-import re
 import shlex
 import statistics
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -40,17 +36,18 @@ import numpy as np
 import train
 from common import demand, leave, parser_of
 from config import SWITCHED_OFF, Config, config_of, parse_args, spelled
-from eval.answer import BASE, cell, load, marks, table
-from eval.heldout import FAMILIES, ask, draw, named_tasks
-from eval.stats import covered, holm, interval_of_runs, sign_flip
-from measure import spent
+from eval import heldout
+from eval.answer import cell, table
+from eval.stats import holm, interval_of_runs, sign_flip
+from measure import ends_about, heldout_mean, spent
 from operators import OPERATORS
 from ranks import Ranks
 from run import RunDir
 from run import plan as resolved
 from tasks import read_tasks
-from verifier import open_sandbox
+from tasks.base import SPLITS
 
+RESULTS = "results.jsonl"
 FULL = "full"
 ARMS = {
     FULL: "",
@@ -70,8 +67,7 @@ USUAL = "no-evolution,uniform,pair,single-long,singles,frozen-teachers"
 # Flags of train.py that this command sets, or that mean nothing for an arm
 OWNED = """base name out init resume seed steps plan save_every keep show heldout n_heldout probe_every
 device""".split()
-MEASURES = ("area", "end", "deployed", "coverage")
-SAMPLES = 4                         # answers at temperature 1, for coverage
+MEASURES = ("area", "end", "deployed")
 FEWEST = 8                          # seeds below which there is no verdict
 EFFECT = 0.05                       # a lead that counts
 STRIDE = 1000                       # between the seeds of several runs of an arm; --seeds are below it
@@ -97,9 +93,8 @@ def arms_of(args: argparse.Namespace) -> dict[str, dict]:
     chosen = [FULL, *filter(None, args.arms.split(","))]
     for text in args.arm:
         name, _, flags = text.partition(":")
-        is_new = re.fullmatch(r"[\w.-]+", name) and name not in known
         demand(
-            is_new and flags.strip(),
+            flags.strip() and name not in known,
             f'--arm "{text}": give a new name and flags, as in "slow: --lr 3e-4"'
         )
         known[name] = flags
@@ -115,29 +110,31 @@ def arms_of(args: argparse.Namespace) -> dict[str, dict]:
                 flag not in given,
                 f"arm {name}: {spelled(flag)} is set by this command and is no arm's flag"
             )
-        if "single" not in given:
-            given.setdefault("pop", args.pop)
-        for is_on, idle in SWITCHED_OFF.values():
-            for flag in idle:
-                if is_on(config_of(given)) and flag not in own:
-                    given.pop(flag, None)       # given for every arm, it would do nothing in this one
         arms[name] = given
+        for switch, (is_on, idle) in SWITCHED_OFF.items():
+            for flag in idle:
+                if flag not in given or not is_on(config_of(given)):
+                    continue
+                if flag not in own:
+                    del given[flag]             # given for every arm, it would do nothing in this one
+                elif args.arms == USUAL and name in USUAL.split(","):
+                    print(f"{name} is left out: {spelled(flag)} does nothing beside {switch}")
+                    arms.pop(name, None)
     return arms
 
 
 def settled(args: argparse.Namespace, arms: dict[str, dict]) -> Config:
     """Returns full's configuration. Raises UserError for whatever could end a run that is still to come."""
-    there = set(FAMILIES)
+    there = set(heldout.FAMILIES)
     if args.heldout:
         there = {p.kind for p in read_tasks(args.heldout)}
     configs = []
     for flags in arms.values():
         cfg, _, _ = resolved(config_of(flags | dict(base=args.base)), Ranks.join(args.device))
-        for kind in cfg.task_types:
-            demand(
-                kind in there,
-                f"there are no held-out tasks of type {kind}: give --heldout FILE with some"
-            )
+        demand(
+            there.issuperset(cfg.task_types),
+            f"there are held-out tasks of {', '.join(there)} alone: give --heldout FILE"
+        )
         configs.append(cfg)
     return configs[0]
 
@@ -150,40 +147,42 @@ def plan(args: argparse.Namespace, arms: dict[str, dict]) -> list[Run]:
             n = args.pop // 2 if arm == "singles" else 1
             for i in range(n):
                 own = seed + STRIDE * i
-                name = f"{arm}-s{own}"
                 ours = dict(
                     base=args.base,
                     out=str(args.out),
                     seed=own,
-                    steps=args.steps
-                    if arm == FULL
-                    else args.steps * args.pop,                                     # it stops at its budget
+                    steps=args.steps,
                     device=args.device,
                     keep=1,
                     heldout=args.heldout or str(args.out / "heldout.jsonl"),
                     n_heldout=args.limit,
                     probe_every=5
                 )
-                runs.append(Run(arm, seed, name, 1 / n, flags | ours))
+                if arm != FULL:
+                    ours["steps"] *= args.pop           # its budget ends it
+                runs.append(Run(arm, seed, f"{arm}-s{own}", 1 / n, flags | ours))
     return runs
 
 
 def show_plan(args: argparse.Namespace, runs: list[Run]) -> None:
     """Prints the runs that are to come, and about how long they take."""
-    rows = read(args.out)
-    done = [row["run"] for row in rows]
-    budgets = n = 0
+    budgets = 0
     for run in runs:
-        if run.name not in done:
-            print(f"{run.name}: {run.share:g} of the tokens of full, which has {args.steps} steps")
-            budgets += run.share
-            n += 1
-    each = args.steps * args.pop * MICRO_MINUTES
-    if rows:
-        each = statistics.fmean(row["minutes"] / row["spent"] for row in rows)
-    elif args.base != Config.base:
-        each = float("nan")             # nobody knows before the first one
-    print(f"{n} of {len(runs)} runs to come, about {budgets * each:.0f} minutes")
+        print(f"{run.name}: {run.share:g} of the tokens of full, which has {args.steps} steps")
+        budgets += run.share
+    minutes = budgets * args.steps * args.pop * MICRO_MINUTES
+    print(f"{len(runs)} runs to come, about {minutes:.0f} minutes with the bundled base on two cores")
+
+
+def write_heldout(args: argparse.Namespace, kinds: tuple[str, ...]) -> None:
+    """Writes the validation tasks as a file for train.py --heldout, so that probes ask what is asked after
+    a run."""
+    lines = ""
+    for kind in kinds:
+        for _, task in heldout.draw(kind, "validation", args.limit)[: args.limit]:
+            row = dict(kind=kind, program=task.program, inputs=task.inputs, message=task.message)
+            lines += json.dumps(row) + "\n"
+    (args.out / "heldout.jsonl").write_text(lines)
 
 
 # --- a run --------------------------------------------------------------------------------------------------
@@ -207,11 +206,7 @@ def train_run(args: argparse.Namespace, run: Run, due: float | None) -> list[dic
 
     if not is_done():
         place = dict(resume=str(directory.path)) if last else dict(name=run.name)
-        with open(args.out / f"{run.name}.log", "a") as log, contextlib.redirect_stdout(log):
-            train.main(config_of(run.flags | place), enough)
-        demand(
-            is_done(), f"{run.name} ended before its budget was spent: the same command goes on with it"
-        )
+        train.main(config_of(run.flags | place), enough)
     return rows
 
 
@@ -220,142 +215,99 @@ def area(rows: list[dict], due: float) -> float:
     through the probes. Each stands at what the steps before it had spent."""
     x, y = [], []
     for before, row in zip([0, *spent(rows)], rows):
-        if row.get("heldout_greedy"):
+        accuracy = heldout_mean(row)
+        if accuracy is not None:
             x.append(before / due)
-            y.append(statistics.fmean(row["heldout_greedy"].values()))
+            y.append(accuracy)
     grid = np.unique(np.minimum([*x, 1.0], 1.0))
     return float(np.trapezoid(np.interp(grid, x, y), grid))
 
 
-def births_of(metrics: list[dict], genealogy: list[dict]) -> tuple[int, int]:
-    """Returns how many students were replaced, and how many of them by a child of which a parent led by
-    EFFECT at the last probe. A member that no probe knows has no lead."""
-    births = helped = 0
+def helped(metrics: list[dict], genealogy: list[dict]) -> int:
+    """Returns how many students were replaced by a child of which a parent led by EFFECT at the last probe.
+    A member that no probe knows, such as a teacher, has no lead."""
+    n = 0
     for birth in genealogy:
-        if birth["victim"]["role"] != "student":
-            continue
         known = {}
         for row in metrics:
             if row["step"] <= birth["step"]:
                 known = row.get("heldout_greedy") or known
-        parents = [known.get(parent["name"], 0.0) for parent in birth["parents"]]
-        births += 1
-        helped += max(parents) >= known.get(birth["victim"]["name"], 1.0) + EFFECT
-    return births, helped
+        best = max(known.get(parent["name"], 0.0) for parent in birth["parents"])
+        n += best >= known.get(birth["victim"]["name"], 1.0) + EFFECT
+    return n
 
 
 def examine(args: argparse.Namespace, run: Run) -> dict[str, float]:
     """Returns what a run's students can do at its end, by answers to held-out tasks."""
-    directory = RunDir(args.out / run.name, writes=False)
+    path = args.out / run.name
+    directory = RunDir(path, writes=False)
     cfg = config_of(directory.config())
-    last = directory.path / f"step_{directory.steps()[-1]}"
-    students = sorted(last.glob("S*")) or sorted(
-        last.glob("T*")
-    )                                                                   # --single's only adapter is called T0
-    setup, slots = load(
-        argparse.Namespace(**vars(cfg) | dict(run="", adapters=students, rollout_batch=None))
-    )
-    del slots[BASE]
-
-    def answers(split: str, samples: int, temperature: float, name: str) -> dict:
-        own = argparse.Namespace(
-            seed=0,
-            samples=samples,
-            temperature=temperature,
-            split=split,
-            tasks=args.heldout,
-            out=directory.path / name
-        )
-        named = named_tasks(setup, split, args.heldout, ",".join(cfg.task_types), args.limit)
-        return marks(ask(own, setup, slots, named, name)[1])
-
-    with open_sandbox("auto", cfg.prompt_format) as sandbox:
-        setup = replace(setup, sandbox=sandbox)
-        chosen = answers("validation", 1, 0.0, "validation")
-        tested = answers("test", 1, 0.0, "test")
-        sampled = {}
-        if args.measure == "coverage":
-            sampled = answers("test", SAMPLES, 1.0, "sampled")
-    validation, test = {}, {}           # student -> mean accuracy of the types
-    for name in slots:
-        for scores, found in ((validation, chosen), (test, tested)):
-            scores[name] = float(np.mean([members[name].mean() for members in found.values()]))
+    last = path / f"step_{directory.steps()[-1]}"
+    students = sorted(last.glob("S*")) or sorted(last.glob("T*"))       # --single's only adapter is called T0
+    words = ["--adapters", *map(str, students)]
+    for name in ("prompt_format", "max_new_tokens", "device", "dtype"):
+        words += [spelled(name), str(getattr(cfg, name))]
+    words += ["--bench", ",".join(cfg.task_types), "--limit", str(args.limit), "--tasks", args.heldout]
+    names = [student.name for student in students]
+    accuracy = {}                       # split -> student -> mean of the types
+    for split in SPLITS:
+        heldout.main([*words, "--split", split, "--out", str(path / split)])
+        own = accuracy[split] = dict.fromkeys(names, 0.0)
+        for line in json.loads((path / split / "summary.json").read_text()):
+            if line["member"] in names:
+                own[line["member"]] += line["accuracy"] / len(cfg.task_types)
+    validation, test = accuracy["validation"], accuracy["test"]
     best = max(validation, key=validation.get)
-    record = dict(end=statistics.fmean(test.values()), deployed=test[best], validation=validation[best])
-    chances = []
-    for members in sampled.values():
-        for right in zip(*map(members.get, slots)):     # of each student its answers to one task
-            chances.append(covered(np.sum(right, 1).astype(int).tolist(), SAMPLES, SAMPLES))
-    if chances:
-        record["coverage"] = statistics.fmean(chances)
-    return record
+    return dict(
+        end=statistics.fmean(test.values()), deployed=test[best], validation=validation[best]
+    )
 
 
 def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
-    """Trains and examines every run for which results.jsonl lacks the measure."""
-    done = {row["run"]: row for row in read(args.out)}
-    began, n = time.time(), 0
+    """Trains and examines runs, and adds each to results.jsonl."""
+    out = RunDir(args.out)
+    began = time.time()
     for number, run in enumerate(runs, 1):
-        if args.measure in done.get(run.name, ()):
-            continue
         due = None
-        if run.arm != FULL:
-            due = run.share * done[f"{FULL}-s{run.seed}"]["tokens"]
-        metrics = train_run(args, run, due)
-        path = args.out / run.name
+        for row in out.rows(RESULTS):
+            if run.arm != FULL and (row["arm"], row["seed"]) == (FULL, run.seed):
+                due = run.share * row["tokens"]
+        with open(args.out / f"{run.name}.log", "a") as log, contextlib.redirect_stdout(log):
+            metrics = train_run(args, run, due)
+            found = examine(args, run)
         tokens = spent(metrics)[-1]
-        seconds = 0.0
-        for row in metrics:
-            seconds += sum(row["seconds"].values())
-        births, helped = births_of(metrics, RunDir(path, writes=False).rows("genealogy.jsonl"))
-        row = done[run.name] = dict(
+        births = RunDir(args.out / run.name, writes=False).rows("genealogy.jsonl")
+        record = dict(
             arm=run.arm,
             seed=run.seed,
             run=run.name,
-            path=str(path),
             steps=len(metrics),
             tokens=tokens,
             spent=tokens / (due or tokens),
-            minutes=seconds / 60,
-            births=births,
-            helped=helped,
+            helped=helped(metrics, births),
             area=area(metrics, due or tokens),
-            **examine(args, run)
+            **found
         )
-        write(args.out, list(done.values()))
-        n += 1
-        ends = time.localtime(time.time() + (time.time() - began) / n * (len(runs) - number))
+        out.append(RESULTS, [record])
+        each = dict(seconds=dict(run=(time.time() - began) / number))
         print(
-            f"{number} of {len(runs)}: {run.name}, {row['steps']} steps, {tokens:,} tokens, {args.measure} "
-            f"{row[args.measure]:.3f}; all end about {time.strftime('%a %H:%M', ends)}",
+            f"{number} of {len(runs)}: {run.name}, {len(metrics)} steps, {tokens:,} tokens, {args.measure} "
+            f"{record[args.measure]:.3f}; the last one {ends_about([each], len(runs) - number)}",
             flush=True
         )
+    out.release()
 
 
 # --- results ------------------------------------------------------------------------------------------------
 
-def read(out: Path) -> list[dict]:
-    """Returns the lines of results.jsonl; [] without the file."""
-    return RunDir(out, writes=False).rows("results.jsonl")
-
-
-def write(out: Path, rows: list[dict]) -> None:
-    """Writes results.jsonl and results.csv whole."""
-    part = out / "results.jsonl.part"
-    part.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    part.replace(out / "results.jsonl")
-    write_csv(out / "results.csv", rows)
-
-
 def write_csv(path: Path, rows: list[dict]) -> None:
-    """Writes dicts as a table, with a column for every key."""
-    names = {}
-    for row in rows:
-        names |= row
+    """Writes dicts with the same keys as a table, as it is shown."""
     with open(path, "w", newline="") as f:
-        writer = csv.DictWriter(f, names)
-        writer.writeheader()
-        writer.writerows(rows)
+        writer = csv.writer(f)
+        for row in rows[:1]:
+            writer.writerow(row)
+        for row in rows:
+            writer.writerow(map(cell, row.values()))
 
 
 def by_arm(rows: list[dict], measure: str) -> dict[str, dict[int, float]]:
@@ -372,19 +324,20 @@ def by_arm(rows: list[dict], measure: str) -> dict[str, dict[int, float]]:
     return found
 
 
-def contrasts(rows: list[dict], measure: str, pairs: list[tuple[str, str]]) -> list[dict]:
-    """Returns for each pair of arms the first one's measure less the other's, paired by seed, with an
-    interval and with p corrected for all pairs (Holm)."""
+def contrasts(rows: list[dict], measure: str, reference: str) -> list[dict]:
+    """Returns for each other arm the reference's measure less the arm's, paired by seed, with an interval
+    and with p corrected for all arms (Holm)."""
     values = by_arm(rows, measure)
+    first = values.pop(reference)
     lines = []
-    for one, other in pairs:
-        seeds = sorted(values[one].keys() & values[other].keys())
-        x = np.array([values[one][seed] - values[other][seed] for seed in seeds])
+    for arm, own in values.items():
+        seeds = sorted(first.keys() & own.keys())
+        x = np.array([first[seed] - own[seed] for seed in seeds])
         if seeds:
             lines.append(
                 dict(
                     measure=measure,
-                    contrast=f"{one} - {other}",
+                    contrast=f"{reference} - {arm}",
                     seeds=len(seeds),
                     difference=float(x.mean()),
                     interval=interval_of_runs(x) or "",
@@ -404,11 +357,10 @@ def contrasts(rows: list[dict], measure: str, pairs: list[tuple[str, str]]) -> l
 def means(rows: list[dict]) -> list[dict]:
     """Returns the means of each arm's measures."""
     lines = {}
-    for name in ("steps", *MEASURES, "births", "helped"):
-        if all(name in row for row in rows):
-            for arm, seeds in by_arm(rows, name).items():
-                line = lines.setdefault(arm, dict(arm=arm, seeds=len(seeds)))
-                line[name] = statistics.fmean(seeds.values())
+    for name in ("steps", "spent", *MEASURES, "helped"):
+        for arm, seeds in by_arm(rows, name).items():
+            line = lines.setdefault(arm, dict(arm=arm, seeds=len(seeds)))
+            line[name] = statistics.fmean(seeds.values())
     return list(lines.values())
 
 
@@ -426,9 +378,8 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help='one of your own, "name: --flag value ..."; several times'
     )
-    add("--seeds", nargs="+", default=["0,1,2"], help=f"whole numbers below {STRIDE}")
-    add("--steps", type=int, default=None, help="of full; default: as train.py")
-    add("--pop", type=int, default=8)
+    add("--seeds", nargs="+", type=int, default=[0, 1, 2], help=f"below {STRIDE}")
+    add("--steps", type=int, help="of full; default: as train.py")
     add("--limit", type=int, default=72, help="held-out tasks of each type and split")
     add(
         "--heldout",
@@ -439,29 +390,9 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("out/ablate"))
     add("--device", default="auto")
     add("--plan", action="store_true", help="only print the runs")
-    add("--from", dest="source", type=Path, nargs="+", default=[], metavar="DIR", help="only the table")
     add("--measure", default="deployed", choices=MEASURES)
     add("--reference", default=FULL, help="the arm with which the others are compared")
-    add(
-        "--contrast",
-        action="append",
-        default=[],
-        metavar="ONE,OTHER",
-        help="a further pair; several times"
-    )
     return p
-
-
-def pairs_of(args: argparse.Namespace, arms: list[str]) -> list[tuple[str, str]]:
-    """Returns the pairs of arms that are compared. Raises UserError for an arm that is not there."""
-    pairs = [(args.reference, arm) for arm in arms if arm != args.reference]
-    pairs += [tuple(text.split(",")) for text in args.contrast]
-    for pair in [(args.reference, args.reference), *pairs]:
-        demand(
-            len(pair) == 2 and set(pair) <= set(arms),
-            f"--reference, --contrast: {','.join(pair)} is not two of the arms {', '.join(arms)}"
-        )
-    return pairs
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -470,62 +401,27 @@ def main(argv: list[str] | None = None) -> None:
     at = words.index("--") if "--" in words else len(words)
     args = parser().parse_args(words[:at])
     args.train = words[at + 1 :]
-    if args.source:
-        rows = []
-        for path in args.source:
-            rows += read(path)
-        pairs = pairs_of(args, list(dict.fromkeys(row["arm"] for row in rows)))
-    else:
-        seeds = ",".join(args.seeds)
-        demand(
-            re.fullmatch(r"\d{1,3}(,\d{1,3})*", seeds),
-            f"--seeds {seeds}: give numbers below {STRIDE}: --seeds 0 1 2"
-        )
-        args.seeds = sorted(set(map(int, seeds.split(","))))
-        demand(args.pop > 0 and args.pop % 2 == 0, f"--pop {args.pop}: give an even number")
-        demand(
-            "pop" not in parse_args(None, args.train), "--pop is this command's flag: put it before --"
-        )
-        arms = arms_of(args)
-        pairs = pairs_of(args, list(arms))
-        full = settled(args, arms)
-        args.steps = args.steps or full.steps
-        runs = plan(args, arms)
-        if args.plan:
-            return show_plan(args, runs)
-        args.out.mkdir(parents=True, exist_ok=True)
-        write_heldout(args, full)
-        run_all(args, runs)
-        rows = [row for row in read(args.out) if row["arm"] in arms]
     demand(
-        rows and all(args.measure in row for row in rows),
-        f"--measure {args.measure}: some of these runs lack it; the command that trained them adds it"
+        0 <= min(args.seeds) and max(args.seeds) < STRIDE, f"--seeds: give numbers below {STRIDE}"
     )
-    lines = contrasts(rows, args.measure, pairs)
-    shown = []
-    for line in lines:
-        shown.append({name: cell(value) for name, value in line.items()})
-    write_csv((args.source or [args.out])[0] / "contrasts.csv", shown)
+    arms = arms_of(args)
+    demand(args.reference in arms, f"--reference {args.reference}: give one of {', '.join(arms)}")
+    full = settled(args, arms)
+    args.steps = args.steps or full.steps
+    args.pop = full.pop
+    done = {row["run"] for row in RunDir(args.out, writes=False).rows(RESULTS)}
+    runs = [run for run in plan(args, arms) if run.name not in done]
+    if args.plan:
+        return show_plan(args, runs)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if not args.heldout:
+        write_heldout(args, full.task_types)
+    run_all(args, runs)
+    rows = [row for row in RunDir(args.out, writes=False).rows(RESULTS) if row["arm"] in arms]
+    lines = contrasts(rows, args.measure, args.reference)
+    write_csv(args.out / "results.csv", rows)
+    write_csv(args.out / "contrasts.csv", lines)
     print(f"{table(means(rows))}\n\n{args.measure}\n{table(lines)}")
-    for row in rows:
-        if abs(row["spent"] - 1) > 0.05:
-            print(
-                f"{row['run']} spent {row['spent']:.2f} of its budget: give more --steps, or take a new --out"
-            )
-
-
-def write_heldout(args: argparse.Namespace, cfg: Config) -> None:
-    """Writes the validation tasks as a file for train.py --heldout, so that probes ask what is asked after
-    a run."""
-    lines = []
-    for kind in cfg.task_types if not args.heldout else ():
-        for _, task in draw(kind, "validation", args.limit)[: args.limit]:
-            lines.append(
-                json.dumps(
-                    dict(kind=kind, program=task.program, inputs=task.inputs, message=task.message)
-                )
-            )
-    (args.out / "heldout.jsonl").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":

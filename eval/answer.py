@@ -6,7 +6,6 @@ Differences to the base have bootstrap intervals, paired by question.
 """
 import argparse
 import gzip
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -147,7 +146,7 @@ def located(data: str, file: str) -> Path | None:
     itself."""
     path = Path(data).expanduser()
     for candidate in (path, path / file, path / f"{file}.gz"):
-        if candidate.is_file() and candidate.name in (file, f"{file}.gz"):
+        if candidate.is_file() and candidate.name.startswith(file):
             return candidate
     return None
 
@@ -161,14 +160,10 @@ def benchmarks(args: argparse.Namespace, known: tuple[str, ...]) -> list[str]:
             there.append(name)
     chosen = args.bench.split(",") if args.bench else there
     demand(
-        chosen,
-        f"--data {args.data} holds no file of {', '.join(known)}: eval/published.json has their addresses"
+        chosen and set(chosen) <= set(there),
+        f"--bench {args.bench}, --data {args.data}: files are there of {', '.join(there) or 'none'}; "
+        f"eval/published.json has the addresses of {', '.join(known)}"
     )
-    for name in chosen:
-        demand(name in known, f"--bench {name}: give some of {', '.join(known)}")
-        demand(
-            name in there, f"--data {args.data} lacks a file of {name}. Put it there: {PUBLISHED[name]}"
-        )
     return chosen
 
 
@@ -210,10 +205,9 @@ def open_results(
         **more
     )
     for member, slot in slots.items():
-        digest = hashlib.sha256()
-        for A, B in setup.adapters.factors(slot).values() if slot >= 0 else ():
-            digest.update(A.cpu().numpy().tobytes() + B.cpu().numpy().tobytes())
-        made[member] = digest.hexdigest()
+        made[member] = 0
+        for _, B in setup.adapters.factors(slot).values() if slot >= 0 else ():
+            made[member] = crc32(B.cpu().numpy(), made[member])
     file = out.path / "made.json"
     before = json_object(file.read_text()) if file.exists() else {}
     changed = [key for key in made if before.get(key, made[key]) != made[key]]
@@ -241,7 +235,7 @@ def answer_all(
     done = {(row["bench"], row["id"], row["member"]) for row in rows}
     base, new = setup.base, setup.cfg.max_new_tokens
     context = base.model.cfg.max_position_embeddings
-    todo = []                           # (closing text, length, item, member)
+    asked = {}                          # closing text, which all questions of a call share -> questions
     for item in items:
         rendered = render(item.prompt, base.prompt_format, base.tokenizer)
         length = len(rendered.ids)
@@ -252,18 +246,17 @@ def answer_all(
         )
         for member in slots:
             if (item.bench, item.id, member) not in done:
-                todo.append((rendered.closing, length, item, member))
-    todo.sort(key=lambda question: question[:2])
+                asked.setdefault(rendered.closing, []).append((length, item, member))
     size = max(1, CALL_BATCHES * setup.cfg.rollout_batch // args.samples)
-    with tqdm(total=len(todo) * args.samples, desc="answers", disable=None) as bar:
-        while todo:
-            closing = todo[0][0]
-            part = [question for question in todo[:size] if question[0] == closing]     # one call has one
-            del todo[: len(part)]
-            own = answer_part(args, setup, slots, part, judge)
-            out.append("answers.jsonl", [row for row in own if row["verdict"] != UNJUDGED])
-            rows += own
-            bar.update(len(own))
+    n_questions = sum(map(len, asked.values()))
+    with tqdm(total=n_questions * args.samples, desc="answers", disable=None) as bar:
+        for questions in asked.values():
+            questions.sort(key=lambda question: question[0])
+            for start in range(0, len(questions), size):
+                own = answer_part(args, setup, slots, questions[start : start + size], judge)
+                out.append("answers.jsonl", [row for row in own if row["verdict"] != UNJUDGED])
+                rows += own
+                bar.update(len(own))
     wanted = {(item.bench, item.id) for item in items}
     return [row for row in rows if (row["bench"], row["id"]) in wanted and row["member"] in slots]
 
@@ -278,13 +271,12 @@ def answer_part(
     """Returns the rows of some questions, which are asked side by side. A draw is keyed by item, member and
     sample."""
     prompts, members, keys, rows, asked = [], [], [], [], []
-    for _, _, item, member in part:
+    for _, item, member in part:
         prompts.append(item.prompt)
         members.append(slots[member])
         for sample in range(args.samples):
-            keys.append(
-                (args.seed, crc32(f"{item.bench}/{item.id}".encode()), crc32(member.encode()), sample)
-            )
+            key = f"{item.bench}/{item.id}/{member}/{sample}"
+            keys.append((args.seed, crc32(key.encode())))
             rows.append(dict(bench=item.bench, id=item.id, member=member, sample=sample))
             asked.append(item)
     rollout, texts = write(setup, prompts, members, keys, args.samples, args.temperature)
@@ -319,7 +311,9 @@ def summarise(rows: list[dict]) -> list[dict]:
     right answers with its interval, malformed ones, the difference to the base, pass@k of k samples."""
     lines = []
     for bench, members in marks(rows).items():
-        groups = {name: [name] for name in members}
+        groups = {}                     # line of the table -> its members
+        for name in members:
+            groups[name] = [name]
         for role in "TS":
             names = [name for name in members if name.rpartition("/")[2][0] == role]
             if len(names) > 1:

@@ -2,7 +2,6 @@
 
     python -m eval.code --run out/NAME --data DIR               # the published files that lie in DIR
     python -m eval.code --base DIR --data HumanEvalPlus.jsonl.gz
-    python -m eval.code --self-test --data DIR                  # do the published solutions pass?
 
 Programs run in the sandbox alone, in its wider profile. A program is right if it returns what the published
 solution returns in the same sandbox, with EvalPlus' tolerance for floats. EvalPlus judges some problems by
@@ -16,10 +15,10 @@ import io
 import json
 import pickle
 import re
-import sys
 import zlib
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import partial
 
 import numpy as np
 
@@ -143,30 +142,20 @@ def shown_arguments(prompt: str, entry: str) -> list:
 
 
 def alike(value: object, shown: object, depth: int = 0) -> object:
-    """Returns a value of a JSON file with the types of the one that a prompt shows: JSON has no tuples and
-    no complex numbers. A container deeper than any that is shown is like the one around it."""
-    if (
-        depth == 0
-        and isinstance(value, str)
-        and isinstance(shown, (int, complex))
-        and re.match(r"[-(\d]", value)
-    ):
+    """Returns a value of a JSON file with the types of the one that a prompt shows, because JSON has no
+    tuples and no complex numbers. A container deeper than any that is shown is like the one around it."""
+    if isinstance(value, str) and isinstance(shown, (int, complex)) and re.match(r"[-(\d]", value):
         return complex(value)
     if isinstance(value, dict) and isinstance(shown, dict):
-        return {key: alike(item, next(iter(shown.values()))) for key, item in value.items()}
+        like = next(iter(shown.values()))
+        return {key: alike(item, like) for key, item in value.items()}
     if not isinstance(value, list) or not isinstance(shown, (list, tuple)):
         return value
-    nested = shown if depth > 1 else None
+    like = shown if depth > 1 else None
     for item in reversed(shown):
         if isinstance(item, (list, tuple)):
-            nested = item
-    items = []
-    for i, item in enumerate(value):
-        like = shown[i] if i < len(shown) else nested
-        if isinstance(item, list) and not isinstance(like, (list, tuple)):
-            like = nested
-        items.append(alike(item, like, depth + 1))
-    return type(shown)(items)
+            like = item
+    return type(shown)(alike(item, like, depth + 1) for item in value)
 
 
 def call_text(arguments: list) -> str:
@@ -242,14 +231,17 @@ def program_of(text: str, problem: Problem) -> str:
 
 # --- verdicts -----------------------------------------------------------------------------------------------
 
+def tolerance(gold: object, atol: float) -> float:
+    """Returns atol, but a millionth if it is 0 and the value is a float, or a list or tuple of floats."""
+    kinds = set(map(type, gold)) if isinstance(gold, (list, tuple)) else {type(gold)}
+    return 1e-6 if atol == 0 and kinds == {float} else atol
+
+
 def equal(out: object, gold: object, atol: float) -> bool:
     """Returns whether a value is right for EvalPlus: by ==, or, with a tolerance, near a value of the same
-    type. Floats have a tolerance of 1e-6 where the problem has none."""
+    type."""
     if out == gold:
         return True
-    kinds = set(map(type, gold)) if isinstance(gold, (list, tuple)) else {type(gold)}
-    if atol == 0 and kinds == {float}:
-        atol = 1e-6
     if atol == 0 or type(out) is not type(gold):
         return False
     try:
@@ -260,64 +252,55 @@ def equal(out: object, gold: object, atol: float) -> bool:
         return False
 
 
+def read_line(line: str) -> object:
+    """Returns a line of output as decimal numbers, else as text."""
+    try:
+        numbers = tuple(map(Decimal, line.split()))
+    except InvalidOperation:            # a word is no number
+        return line.strip()
+    return numbers if all(map(Decimal.is_finite, numbers)) else line.strip()
+
+
 def printed_alike(out: str, gold: str) -> bool:
-    """Returns whether two outputs are equal line by line, as text or as decimal numbers."""
+    """Returns whether two outputs are equal line by line, as numbers or as text."""
     ours, theirs = out.strip().split("\n"), gold.strip().split("\n")
-    if len(ours) != len(theirs):
-        return False
-    for a, b in zip(ours, theirs):
-        try:
-            same = a.strip() == b.strip() or list(map(Decimal, a.split())) == list(
-                map(Decimal, b.split())
-            )
-        except InvalidOperation:                        # a word is no number
-            same = False
-        if not same:
-            return False
-    return True
+    return list(map(read_line, ours)) == list(map(read_line, theirs))
 
 
-class Judge:
-    """Runs programs on all inputs of their problems. What published solutions return is kept."""
+def judge(sandbox: Sandbox, prompt_format: str, asked: list[tuple[Item, str]]) -> list[dict]:
+    """Returns a row for each answer: its program, the verdict, and the first reason why not."""
+    gold_of = golds([item.gold for item, _ in asked], sandbox)
+    rows, jobs, outputs = [], [], []
+    for item, text in asked:
+        problem = item.gold
+        program = program_of(concluded(text, prompt_format), problem)
+        rows.append(dict(task_id=problem.id, solution=program))
+        if problem.bench == "livecodebench":
+            inputs, wanted = zip(*live_tests(problem))
+            jobs.append(live_job(problem, program, inputs))
+        else:
+            wanted = gold_of[problem.id]
+            jobs.append(Job(program, problem.inputs, problem.entry, give_up=True, cpu_s=ANSWER_S))
+        outputs.append(wanted)
+    for (item, _), row, wanted, verdict in zip(asked, rows, outputs, sandbox.run(jobs)):
+        row["verdict"], row["why"] = "malformed", "no program"
+        if row["solution"]:
+            row["verdict"], row["why"] = judged(item.gold, wanted, verdict)
+    return rows
 
-    def __init__(self, sandbox: Sandbox, prompt_format: str):
-        self.sandbox = sandbox
-        self.prompt_format = prompt_format
-        self.golds = {}                 # id of a problem of EvalPlus -> outputs; None if one is not plain
 
-    def __call__(self, asked: list[tuple[Item, str]]) -> list[dict]:
-        """Returns a row for each answer: its program, the verdict, and the first reason why not."""
-        self.learn([item.gold for item, _ in asked])
-        rows, jobs, golds = [], [], []
-        for item, text in asked:
-            problem = item.gold
-            program = program_of(concluded(text, self.prompt_format), problem)
-            rows.append(dict(task_id=problem.id, solution=program))
-            if problem.bench == "livecodebench":
-                inputs, outputs = zip(*live_tests(problem))
-                jobs.append(live_job(problem, program, inputs))
-                golds.append(outputs)
-            else:
-                jobs.append(Job(program, problem.inputs, problem.entry, give_up=True, cpu_s=ANSWER_S))
-                golds.append(self.golds[problem.id])
-        for (item, _), row, gold, verdict in zip(asked, rows, golds, self.sandbox.run(jobs)):
-            row["verdict"], row["why"] = "malformed", "no program"
-            if row["solution"]:
-                row["verdict"], row["why"] = judged(item.gold, gold, verdict)
-        return rows
-
-    def learn(self, problems: list[Problem]) -> None:
-        """Fills in the golds of problems that are asked for the first time."""
-        new = {}
-        for problem in problems:
-            if problem.bench != "livecodebench" and problem.id not in self.golds:
-                new[problem.id] = problem
-        jobs = [
-            Job(p.canonical, p.inputs, p.entry, give_up=True, cpu_s=CANONICAL_S) for p in new.values()
-        ]
-        for problem, verdict in zip(new.values(), self.sandbox.run(jobs)):
-            plain = None not in verdict.outputs and problem.entry not in OWN_RULE
-            self.golds[problem.id] = verdict.outputs if plain else None
+def golds(problems: list[Problem], sandbox: Sandbox) -> dict[str, tuple | None]:
+    """Returns what the published solutions of EvalPlus' problems return, by the problem's id: None where it
+    is not plain, or is judged by a rule of its own."""
+    new = {problem.id: problem for problem in problems if problem.canonical}
+    jobs = [
+        Job(p.canonical, p.inputs, p.entry, give_up=True, cpu_s=CANONICAL_S) for p in new.values()
+    ]
+    found = {}
+    for problem, verdict in zip(new.values(), sandbox.run(jobs)):
+        plain = None not in verdict.outputs and problem.entry not in OWN_RULE
+        found[problem.id] = verdict.outputs if plain else None
+    return found
 
 
 def live_job(problem: Problem, program: str, inputs: tuple[str, ...]) -> Job:
@@ -333,16 +316,17 @@ def judged(problem: Problem, golds: tuple | None, verdict: Verdict) -> tuple[str
     """Returns the verdict on a program, and the first reason why it is not correct."""
     if golds is None:
         return NOT_PLAIN, ""
+    atol = problem.atol
     for i, (text, error, gold) in enumerate(zip(verdict.outputs, verdict.errors, golds)):
         if error == FAILED:
             return UNJUDGED, error
         if text is None:
             return "wrong", f"input {i}: {error}"
-        if text == gold:
-            continue
         out = decode(text, MAX_TEXT)
         if problem.bench != "livecodebench":
-            right = equal(out, decode(gold, MAX_TEXT), problem.atol)
+            wanted = decode(gold, MAX_TEXT)
+            atol = tolerance(wanted, atol)              # EvalPlus keeps it for the inputs that follow
+            right = text == gold or equal(out, wanted, atol)
         elif problem.entry is None:
             right = printed_alike(out, gold)
         else:
@@ -354,13 +338,10 @@ def judged(problem: Problem, golds: tuple | None, verdict: Verdict) -> tuple[str
 
 # --- the command --------------------------------------------------------------------------------------------
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the command line. Returns 1 where a published solution does not pass the self-test."""
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command line."""
     p = parser("code", __doc__, max_new_tokens=1024)
     p.add_argument("--data", required=True, metavar="DIR", help="the published files, or one of them")
-    p.add_argument(
-        "--self-test", action="store_true", help="judge the published solutions; needs no model"
-    )
     args = p.parse_args(argv)
     problems = []
     for bench in benchmarks(args, BENCHMARKS):
@@ -369,32 +350,12 @@ def main(argv: list[str] | None = None) -> int:
                 break
             problems.append(problem_of(bench, row))
     with Sandbox(2, profile="eval") as sandbox:
-        if args.self_test:
-            return self_test(problems, Judge(sandbox, "chat"))
         setup, slots = load(args)
         prompt_format = setup.base.prompt_format
         items = [Item(p.bench, p.id, prompt_of(p, prompt_format), p) for p in problems]
         out = open_results(args, "code", setup, slots)
-        rows = answer_all(args, out, setup, slots, items, Judge(sandbox, prompt_format))
+        rows = answer_all(args, out, setup, slots, items, partial(judge, sandbox, prompt_format))
     conclude(out, rows)
-    return 0
-
-
-def self_test(problems: list[Problem], judge: Judge) -> int:
-    """Prints how many published solutions are correct, and those that are not. Returns 1 if one is wrong."""
-    asked = []
-    for problem in problems:
-        if problem.canonical:           # LiveCodeBench publishes none
-            asked.append(
-                (Item(problem.bench, problem.id, None, problem), f"```python\n{problem.canonical}\n```")
-            )
-    counts = {}
-    for row in judge(asked):
-        counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1
-        if row["verdict"] != "correct":
-            print(f"{row['task_id']} {row['verdict']} {row['why']}"[:200], file=sys.stderr)
-    print(json.dumps(counts))
-    return int("wrong" in counts or "malformed" in counts)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ how far the last students are behind the best earlier ones on earlier teachers' 
 one half of the tasks and compared on the other, and the other way round: the best of several noisy rows
 would find forgetting anywhere.
 """
-import functools
-import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -34,23 +33,23 @@ ROUNDS = 12                         # of proposals, until a generation's teacher
 
 
 def new_tasks(setup: Setup, state: State, known: set[str], n: int) -> list[Task]:
-    """Returns n new valid tasks of a generation's teachers in turn, the same in every call. known: keys of
-    the tasks of the whole run."""
+    """Returns up to n new valid tasks of a generation's teachers, evenly from all of them and the same in
+    every call. known: keys of the tasks of the whole run."""
     state.archive.keys |= known
     teachers = members_of(state.members, "teacher")
     pairs = list(zip(teachers, teachers))
-    written = {teacher.name: [] for teacher in teachers}
-    for anew in range(ANEW, ANEW + ROUNDS):
-        _, proposed = selfplay.propose(setup, state.archive, pairs, anew)
-        selfplay.verify_proposals(setup, state.archive, proposed, anew)
+    tasks = []
+    for step in range(ANEW, ANEW + ROUNDS):
+        _, proposed = selfplay.propose(setup, state.archive, pairs, step)
+        selfplay.verify_proposals(setup, state.archive, proposed, step)
         for p in proposed:
             if p.task:
-                written[p.teacher.name].append(p.task)
+                tasks.append(p.task)
                 state.archive.add(p.task, p.structure)
-        if sum(map(len, written.values())) >= n:
+        if len(tasks) >= n:
             break
-    in_turn = itertools.chain(*itertools.zip_longest(*written.values()))
-    return list(filter(None, in_turn))[:n]
+    n = min(n, len(tasks))
+    return [tasks[i * len(tasks) // n] for i in range(n)]
 
 
 def forgetting(matrix: dict[str, dict[str, np.ndarray]], column: str) -> np.ndarray:
@@ -66,22 +65,18 @@ def forgetting(matrix: dict[str, dict[str, np.ndarray]], column: str) -> np.ndar
 
 
 def show(matrix: dict[str, dict[str, np.ndarray]]) -> str:
-    """Returns the matrix, and the forgetting with 95% intervals, as text."""
-    lines, lost, every = [], [], []
+    """Returns the matrix, and the forgetting of all columns but the last with its 95% interval, as text."""
+    lines, behind = [], []
     for row, rates in matrix.items():
         line = dict(students=row)
         for column, rate in rates.items():
             line[f"T@{column}"] = rate.mean()
         lines.append(line)
-    *earlier, _ = matrix[BASE]
-    for column in earlier:
-        every.append(forgetting(matrix, column))
-        lost.append(
-            dict(teachers=column, forgetting=every[-1].mean(), interval=bootstrap(every[-1]).tolist())
-        )
-    behind = np.concatenate(every)
-    lost.append(dict(teachers="all", forgetting=behind.mean(), interval=bootstrap(behind).tolist()))
-    return f"{table(lines)}\n\n{table(lost)}"
+    for column in list(matrix[BASE])[:-1]:
+        behind.append(forgetting(matrix, column))
+    lost = np.concatenate(behind)
+    low, high = bootstrap(lost)
+    return f"{table(lines)}\n\nforgetting {lost.mean():.3f}, {low:.3f} .. {high:.3f}"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -90,11 +85,9 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--run", required=True, help="a run's directory, out/NAME")
     p.add_argument("--tasks", type=int, default=48, help="tasks of each generation of teachers")
     p.add_argument("--every", type=int, default=1, help="every which checkpoint, back from the last")
-    p.add_argument("--samples", type=int, default=2, help="answers to each task")
-    p.add_argument("--temperature", type=float, default=1.0)
-    p.add_argument("--seed", type=int, default=0)
     p.add_argument("--out", default="", help="for the answers; default: eval-crossplay under the run")
     p.add_argument("--device", default="auto")
+    p.set_defaults(seed=0, samples=2, temperature=1.0)
     args = p.parse_args(argv)
     run = RunDir(args.run, writes=False)
     steps = run.steps()[:: -args.every][::-1]
@@ -103,11 +96,10 @@ def main(argv: list[str] | None = None) -> None:
         f"--run {args.run}: give a run with two checkpoints at least, trained with --keep 1000"
     )
     ranks = Ranks.join(args.device)
-    cfg = replace(config_of(run.config()), tasks="")
-    cfg, base = prepare(cfg, ranks)
+    cfg, base = prepare(replace(config_of(run.config()), tasks=""), ranks)
     with open_sandbox("auto", cfg.prompt_format) as sandbox:
         setup = populate(cfg, base, ranks, sandbox)
-        known = restore(run, setup, run.steps()[-1]).archive.keys
+        known = restore(run, setup, steps[-1]).archive.keys
         named = []
         for step in steps:
             tasks = new_tasks(setup, restore(run, setup, step), known, args.tasks)
@@ -115,7 +107,7 @@ def main(argv: list[str] | None = None) -> None:
                 named.append((str(step), str(number), task))
         items = items_of(setup, named)
         out = open_results(args, "crossplay", setup, {}, tasks=args.tasks)
-        judged = functools.partial(judge, setup)
+        judged = partial(judge, setup)
         rows = answer_all(args, out, setup, {BASE: -1}, items, judged)
         for step in steps:
             slots = {}

@@ -71,22 +71,21 @@ def of_file(setup: Setup, split: str, file: str) -> dict[str, list[tuple[str, Ta
     return found
 
 
-def named_tasks(
-    setup: Setup, split: str, file: str = "", benches: str = "", limit: int | None = None
-) -> Named:
-    """Returns the tasks of a split by benchmark, `limit` of each: those of a file, else those of the micro
-    domain. Raises UserError for an unknown benchmark."""
-    found = {}
-    if file:
-        found = of_file(setup, split, file)
-    known = list(found or FAMILIES)
-    if not file and setup.base.prompt_format != "micro":
-        known.remove("math")            # its questions are in the micro format's words
+def named_tasks(setup: Setup, args: argparse.Namespace) -> Named:
+    """Returns the tasks of --bench, --limit of each: those of --tasks, else those of the micro domain. Raises
+    UserError for an unknown benchmark."""
+    found = dict.fromkeys(FAMILIES)
+    if args.tasks:
+        found = of_file(setup, args.split, args.tasks)
+    elif setup.base.prompt_format != "micro":
+        del found["math"]               # its questions are in the micro format's words
     named = []
-    for bench in benches.split(",") if benches else known:
-        demand(bench in known, f"--bench {bench}: give some of {', '.join(known)}")
-        tasks = found[bench] if file else draw(bench, split, min(PER_SIZE, limit or PER_SIZE))
-        for id, task in tasks[:limit]:
+    for bench in args.bench.split(",") if args.bench else found:
+        demand(bench in found, f"--bench {bench}: give some of {', '.join(found)}")
+        tasks = found[bench]
+        if not args.tasks:
+            tasks = draw(bench, args.split, min(PER_SIZE, args.limit or PER_SIZE))
+        for id, task in tasks[: args.limit]:
             named.append((bench, id, task))
     return named
 
@@ -107,16 +106,6 @@ def judge(setup: Setup, asked: list[tuple[Item, str]]) -> list[dict]:
     return [dict(verdict=verdict) for (verdict,) in verdicts]
 
 
-def ask(
-    args: argparse.Namespace, setup: Setup, slots: dict[str, int], named: Named, name: str
-) -> tuple:
-    """Returns the directory of results, and everybody's answers to tasks."""
-    out = open_results(args, name, setup, slots, split=args.split, tasks=args.tasks)
-    return out, answer_all(
-        args, out, setup, slots, items_of(setup, named), functools.partial(judge, setup)
-    )
-
-
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line."""
     p = parser("heldout", __doc__)
@@ -131,8 +120,11 @@ def main(argv: list[str] | None = None) -> None:
     setup, slots = load(args)
     with open_sandbox("auto", setup.base.prompt_format) as sandbox:
         setup = replace(setup, sandbox=sandbox)
-        named = named_tasks(setup, args.split, args.tasks, args.bench, args.limit)
-        conclude(*ask(args, setup, slots, named, f"heldout-{args.split}"))
+        items = items_of(setup, named_tasks(setup, args))
+        out = open_results(
+            args, f"heldout-{args.split}", setup, slots, split=args.split, tasks=args.tasks
+        )
+        conclude(out, answer_all(args, out, setup, slots, items, functools.partial(judge, setup)))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@
 
 math-verify is taken as it is, so that scores compare with those that others report. MMLU (2009.03300) is
 asked with five examples of its subject, and the first letter that an answer writes counts; --limit takes
-questions of all subjects in turn.
+questions of all subjects.
 """
 import csv
 import io
-import itertools
 import multiprocessing
+import random
 import re
 import signal
 import tarfile
@@ -49,13 +49,12 @@ def item_of(bench: str, number: int, row: dict, prefix: str) -> Item:
     if isinstance(gold, list):
         gold = gold[0]
     gold = str(gold).rpartition("####")[2].strip()
-    id = row.get("unique_id", row.get("id", row.get("idx", number)))
     question = row.get("problem") or row["question"]
-    return Item(bench, str(id), Prompt(ASK.format(question), prefix), gold)
+    return Item(bench, str(number), Prompt(ASK.format(question), prefix), gold)
 
 
 def mmlu(data: str, prefix: str) -> list[Item]:
-    """Returns the questions of MMLU's test split, the subjects in turn, from the authors' archive."""
+    """Returns the questions of MMLU's test split, the subjects mixed, from the authors' archive."""
     path = located(data, "mmlu.tar")
     demand(path, f"--data {data} has no mmlu.tar (eval/published.json has its address)")
     asked = {"dev": {}, "test": {}}     # split -> subject -> (question with its choices, letter)
@@ -69,18 +68,17 @@ def mmlu(data: str, prefix: str) -> list[Item]:
                 found = asked[match["split"]][match["subject"]] = []
                 for question, a, b, c, d, letter in rows:
                     found.append((f"{question}\nA. {a}\nB. {b}\nC. {c}\nD. {d}", letter.strip()))
-    by_subject = []
+    items = []
     for subject, questions in sorted(asked["test"].items()):
         named = subject.replace("_", " ")
         shown = [
             (CHOOSE.format(named, question), letter) for question, letter in asked["dev"][subject][:5]
         ]
-        own = []
         for number, (question, letter) in enumerate(questions):
             prompt = Prompt(CHOOSE.format(named, question), prefix, turns=tuple(shown))
-            own.append(Item("mmlu", f"{subject}/{number}", prompt, letter))
-        by_subject.append(own)
-    return [item for items in itertools.zip_longest(*by_subject) for item in items if item]
+            items.append(Item("mmlu", f"{subject}/{number}", prompt, letter))
+    random.Random(0).shuffle(items)
+    return items
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------

@@ -10,11 +10,8 @@ import math
 import numpy as np
 
 FEWEST_RUNS = 5                     # seeds below which there is no interval
-# The .975 quantile of Student's t with 1, 2, 3, ... degrees of freedom.
+# The .975 quantile of Student's t with 4, 5, 6, ... degrees of freedom.
 T = (
-    12.706,
-    4.303,
-    3.182,
     2.776,
     2.571,
     2.447,
@@ -46,17 +43,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def covered(right: list[int], n: int, k: int) -> float:
-    """Returns the chance that one of k answers is right if k / len(right) come from each member. Of the n
-    answers that each member gave, right[i] are right."""
-    share, rest = divmod(k, len(right))
-    assert rest == 0, f"{k} answers cannot be dealt out evenly to {len(right)} members"
-    all_wrong = 1.0
-    for c in right:
-        all_wrong *= 1 - pass_at_k(n, c, share)
-    return 1 - all_wrong
-
-
 def bootstrap(values: np.ndarray) -> np.ndarray:
     """Returns the 95% percentile interval (2,) of the mean of values (n,), by 10,000 draws of n values."""
     rng = np.random.default_rng(0)
@@ -73,7 +59,7 @@ def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
     S = len(differences)
     if S < FEWEST_RUNS:
         return None
-    t = T[min(S - 1, len(T)) - 1]
+    t = T[min(S - FEWEST_RUNS, len(T) - 1)]
     half = t * np.std(differences, ddof=1) / math.sqrt(S)
     middle = np.mean(differences)
     return float(middle - half), float(middle + half)

@@ -1,5 +1,7 @@
 """A random base that reads any text, and a run with two members on the micro base."""
 import json
+import os
+from pathlib import Path
 
 import pytest
 from tiny_base import write_tiny
@@ -13,6 +15,14 @@ def reader(tmp_path_factory):
     directory = tmp_path_factory.mktemp("reader")
     write_tiny(directory, "qwen2", max_position_embeddings=2048)
     return directory
+
+
+@pytest.fixture(scope="session")
+def published():
+    """Directory of the files that benchmarks publish, which the variable PUBLISHED names."""
+    if "PUBLISHED" not in os.environ:
+        pytest.skip("PUBLISHED=DIR names the files of eval/published.json")
+    return Path(os.environ["PUBLISHED"])
 
 
 @pytest.fixture

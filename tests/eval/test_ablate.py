@@ -16,7 +16,7 @@ SEEDS = range(10, 18)
 
 
 def args_of(*words):
-    """The flags, with --seeds as numbers."""
+    """The flags."""
     args = ablate.parser().parse_args([*words])
     args.train, args.seeds = [], list(SEEDS)
     return args
@@ -40,9 +40,6 @@ def test_a_run_stops_as_near_to_its_budget_as_whole_steps_can_be(monkeypatch, tm
         done = list(itertools.accumulate(costs[:len(rows)]))
         near = abs(done[-1] - due) <= costs[len(rows) - 1] / 2
         assert near or due - done[-2] > costs[len(rows) - 2] / 2
-    with pytest.raises(UserError, match="a ended before its budget was spent"):
-        monkeypatch.setattr(ablate.train, "main", lambda cfg, enough: None)
-        ablate.train_run(args, ablate.Run("x", 10, "a", 1.0, {}), 5)
 
 
 def test_the_area_is_that_by_hand():
@@ -55,13 +52,13 @@ def test_the_area_is_that_by_hand():
 
 def test_births_that_helped():
     metrics = [dict(step=0, heldout_greedy=dict(S0=0.2, S1=0.3)), dict(step=3), dict(step=5, heldout_greedy=dict(S0=0.7, S1=0.3))]
-    birth = dict(step=6, parents=[dict(name="S0")], victim=dict(role="student", name="S1"))
-    log = [birth, birth | dict(step=4), birth | dict(victim=dict(role="teacher", name="T0")), birth | dict(victim=dict(role="student", name="S9"))]
-    assert ablate.births_of(metrics, log) == (3, 1), "of the second the victim was better, of the last nothing is known"
+    birth = dict(step=6, parents=[dict(name="S0")], victim=dict(name="S1"))
+    log = [birth, birth | dict(step=4), birth | dict(victim=dict(name="T0")), birth | dict(victim=dict(name="S9"))]
+    assert ablate.helped(metrics, log) == 1, "of the second the victim was better, of the others nothing is known"
 
 
 def result(arm, seed, value, run="", **more):
-    return dict(arm=arm, seed=seed, run=run or f"{arm}-s{seed}", spent=1.0, steps=9, area=value, end=value, deployed=value, validation=value) | more
+    return dict(arm=arm, seed=seed, run=run or f"{arm}-s{seed}", spent=1.0, steps=9, helped=0, area=value, end=value, deployed=value, validation=value) | more
 
 
 def test_contrasts_are_paired_by_seed_and_corrected():
@@ -70,14 +67,13 @@ def test_contrasts_are_paired_by_seed_and_corrected():
     for seed, shift in zip(SEEDS, noise):
         rows += [result("full", seed, 0.6 + shift), result("uniform", seed, 0.3), result("pair", seed, 0.6), result("pbt", seed, 0.9)]
     rows += [result("pair", 99, 0.1)]                           # a seed that full does not have
-    pairs = [("full", "uniform"), ("full", "pair"), ("full", "pbt")]
-    lines = {line["contrast"]: line for line in ablate.contrasts(rows, "area", pairs)}
+    lines = {line["contrast"]: line for line in ablate.contrasts(rows, "area", "full")}
     line = lines["full - uniform"]
     assert line["difference"] == pytest.approx(0.3 + noise.mean()) and line["seeds"] == 8
     assert line["p"] == 2 / 256 and line["p_holm"] == 3 * 2 / 256 and line["interval"] == pytest.approx(interval_of_runs(noise + 0.3))
     assert [line["verdict"] for line in lines.values()] == ["ahead", "cannot tell", "behind"]
     few = [row for row in rows if row["seed"] < 17]
-    assert {line["verdict"] for line in ablate.contrasts(few, "area", pairs)} == {"too few seeds"}
+    assert {line["verdict"] for line in ablate.contrasts(few, "area", "full")} == {"too few seeds"}
     singles = [result("singles", 10, 0.5, "a", deployed=0.4), result("singles", 10, 0.7, "b", validation=0.4)]
     assert ablate.by_arm(singles, "end") == dict(singles={10: 0.6}) and ablate.by_arm(singles, "deployed") == dict(singles={10: 0.4})
     assert {line["arm"]: line["area"] for line in ablate.means(rows)} == pytest.approx(
@@ -85,34 +81,40 @@ def test_contrasts_are_paired_by_seed_and_corrected():
 
 
 def test_all_is_checked_before_the_first_run(micro_base, tmp_path, capsys):
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text(json.dumps(dict(kind="code_o", program="def f(x): return x", input="1")) + "\n")
     flags = ["--base", str(micro_base), "--out", str(tmp_path / "arms"), "--device", "cpu", "--arms", "pair", "--seeds", "0", "1"]
     for words, match in (
-            (["--arms", "no_evolution"], "--arms no_evolution: give some of full, no-evolution"), (["--pop", "3"], "an even number"),
+            (["--arms", "no_evolution"], "--arms no_evolution: give some of full, no-evolution"), (["--seeds", "1000"], "below 1000"),
             (["--arm", "slow"], 'give a new name and flags, as in "slow: --lr 3e-4"'), (["--arm", "pair: --lr 1"], "give a new name"),
             (["--arm", "short: --steps 1"], "arm short: --steps is set by this command"), (["--arm", "x: --seed 4"], "--seed is set"),
             (["--arm", "x: --base b --lr 1e-3"], "--base is set"), (["--arm", "x: --keep 3"], "--keep is set"), (["--arm", "x: --lr 7"], "--lr 7"),
-            (["--arm", "x: --heldout f"], "--heldout is set"), (["--arm", "x: --device cpu"], "--device is set"), (["--", "--pop", "4"], "before --"),
+            (["--arm", "x: --heldout f"], "--heldout is set"), (["--arm", "x: --device cpu"], "--device is set"),
             (["--arm", "x: --single --evolve-every 3"], "does nothing beside --single"), (["--", "--steps", "4"], "--steps is set"),
-            (["--reference", "ful"], "ful,ful is not two of the arms full"), (["--contrast", "full,pairs"], "full,pairs is not two"),
-            (["--contrast", "full"], "full is not two"), (["--seeds", "0", "x"], "give numbers below 1000"), (["--seeds", "1000"], "below 1000")):
+            (["--arms", "frozen-teachers", "--", "--tasks", "micro"], "--lr-teacher 0.0 does nothing beside --tasks"),
+            (["--", "--pop", "3"], "--pop 3"), (["--heldout", str(mine), "--", "--task-types", "code_i"], "of code_o alone"),
+            (["--reference", "ful"], "--reference ful: give one of full")):
         with pytest.raises(UserError, match=match):
             ablate.main([*flags, "--plan", *words])
     with pytest.raises(SystemExit):
         ablate.main([*flags, "--measure", "deploid"])
     assert "invalid choice: 'deploid'" in capsys.readouterr().err and not (tmp_path / "arms").exists()
+    ablate.main([*flags, "--plan", "--arms", ablate.USUAL, "--", "--tasks", "micro"])
+    plan = capsys.readouterr().out
+    assert "frozen-teachers is left out: --lr-teacher does nothing beside --tasks" in plan and "frozen-teachers-s" not in plan and "pair-s1" in plan
     ablate.main([*flags, "--plan", "--steps", "20", "--arms", "singles", "--arm", "slow: --lr 1e-4", "--", "--lr", "1e-3", "--evolve-every", "4"])
     plan = capsys.readouterr().out
     assert plan.count("full-s") == 2 and "singles-s3001: 0.25 of the tokens of full, which has 20 steps" in plan
-    assert "12 of 12 runs to come, about " in plan
+    assert "12 runs to come, about 10 minutes" in plan, "2 seeds of 3 budgets of 20 steps of 8 members"
     args = ablate.parser().parse_args([*flags, "--arms", "singles", "--arm", "slow: --lr 1e-4"])
-    args.train, args.steps, args.seeds = ["--lr", "1e-3", "--evolve-every", "4"], 20, [3]
+    args.train, args.steps, args.seeds, args.pop = ["--lr", "1e-3", "--evolve-every", "4"], 20, [3], 8
     arms = ablate.arms_of(args)
     assert arms["slow"]["lr"] == "1e-4" and arms["full"]["lr"] == "1e-3" and arms["slow"]["evolve_every"] == "4"
     assert "evolve_every" not in arms["singles"] and "pop" not in arms["singles"], "what is given for every arm leaves out where it does nothing"
     runs = {run.name: run for run in ablate.plan(args, arms)}
     assert list(runs) == ["full-s3", "singles-s3", "singles-s1003", "singles-s2003", "singles-s3003", "slow-s3"]
     cfg = config_of(runs["singles-s2003"].flags)
-    assert (cfg.seed, cfg.single, cfg.steps, cfg.keep, cfg.lr) == (2003, True, 160, 1, 1e-3) and config_of(runs["full-s3"].flags).pop == 8
+    assert (cfg.seed, cfg.single, cfg.steps, cfg.keep, cfg.lr) == (2003, True, 160, 1, 1e-3)
     assert cfg.heldout == str(tmp_path / "arms/heldout.jsonl")
 
 
@@ -120,28 +122,21 @@ def test_all_is_checked_before_the_first_run(micro_base, tmp_path, capsys):
 def test_arms_end_to_end(micro_base, tmp_path, capsys):
     """What was lost is made again, the same; another measure of finished runs trains nothing."""
     out = tmp_path / "arms"
-    flags = ["--base", str(micro_base), "--device", "cpu", "--seeds", "0", "--pop", "4", "--steps", "8", "--limit", "6", "--arms", "single-long",
-             "--out", str(out)]
-    words = ["--", "--max-new-tokens", "48", "--evolve-every", "3", "--task-types", "code_o,code_i", "--n-prompts", "2"]
+    flags = ["--base", str(micro_base), "--device", "cpu", "--seeds", "0", "--steps", "8", "--limit", "6", "--arms", "single-long", "--out", str(out)]
+    words = ["--", "--pop", "4", "--max-new-tokens", "48", "--evolve-every", "3", "--task-types", "code_o,code_i", "--n-prompts", "2"]
     ablate.main([*flags, *words])
     told = capsys.readouterr().out
-    assert "1 of 2: full-s0, 8 steps" in told and "2 of 2: single-long-s0" in told and "all end about" in told and "full - single-long" in told
-    full, single = ablate.read(out)
-    assert full["births"] == 2 and abs(single["spent"] - 1) <= 0.2 and full["path"] == str(out / "full-s0")
-    answers = rows_of(out / "full-s0/test", "answers")
-    assert full["end"] == pytest.approx(np.mean([row["correct"] for row in answers])) and len(answers) == 2 * 6 * 2
+    assert "1 of 2: full-s0, 8 steps" in told and "2 of 2: single-long-s0" in told and "ends about" in told and "full - single-long" in told
+    full, single = rows_of(out, "results")
+    assert abs(single["spent"] - 1) <= 0.2
+    answers = [row["correct"] for row in rows_of(out / "full-s0/test", "answers") if row["member"] != "base"]
+    assert full["end"] == pytest.approx(np.mean(answers)) and len(answers) == 2 * 6 * 2
     with open(out / "results.csv") as f:
         assert [row["run"] for row in csv.DictReader(f)] == ["full-s0", "single-long-s0"]
     logs = [(out / name).read_text() for name in ("full-s0/metrics.jsonl", "single-long-s0/metrics.jsonl")]
-    ablate.main([*flags, "--measure", "coverage", *words])
-    covered = ablate.read(out)
-    assert all(0 <= row["coverage"] <= 1 for row in covered) and covered[0]["end"] == full["end"]
-    assert logs == [(out / name).read_text() for name in ("full-s0/metrics.jsonl", "single-long-s0/metrics.jsonl")], "nothing is trained again"
+    ablate.main([*flags, "--measure", "area", *words])
+    assert "1 of" not in capsys.readouterr().out and "area" in (out / "contrasts.csv").read_text()
     (out / "results.jsonl").write_text(json.dumps(full) + "\n")
-    capsys.readouterr()
     ablate.main([*flags, *words])
-    assert ablate.read(out) == [full, single] and "1 of 2" not in capsys.readouterr().out
-    ablate.main(["--from", str(out)])
-    assert "full - single-long" in capsys.readouterr().out and (out / "contrasts.csv").exists()
-    with pytest.raises(UserError, match="--measure coverage: some of these runs lack it"):
-        ablate.main(["--from", str(out), "--measure", "coverage"])
+    assert rows_of(out, "results") == [full, single] and "1 of 1: single-long-s0" in capsys.readouterr().out
+    assert logs == [(out / name).read_text() for name in ("full-s0/metrics.jsonl", "single-long-s0/metrics.jsonl")], "nothing is trained again"

@@ -13,9 +13,8 @@ import pytest
 from common import UserError
 from eval import code
 from eval.answer import NOT_PLAIN, Item
-from eval.code import Problem, alike, call_text, equal, live_tests, printed_alike, problem_of, program_of
+from eval.code import Problem, alike, call_text, equal, live_tests, printed_alike, problem_of, program_of, tolerance
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "evaldata"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 
 # ---- programs ----------------------------------------------------------------------------------------------
@@ -83,7 +82,7 @@ def test_published_formats(tmp_path):
 
 def verdict(wide, problem, program):
     """(verdict, why) of a program."""
-    row, = code.Judge(wide, "chat")([(Item(problem.bench, problem.id, None, problem), f"```python\n{program}\n```")])
+    row, = code.judge(wide, "chat", [(Item(problem.bench, problem.id, None, problem), f"```python\n{program}\n```")])
     assert row["task_id"] == problem.id
     return row["verdict"], row["why"]
 
@@ -104,6 +103,13 @@ def test_programs_are_judged_by_what_they_return(wide):
         assert verdict(wide, own, canonical) == (NOT_PLAIN, ""), "EvalPlus has the word"
 
 
+def test_a_tolerance_once_taken_stays(wide):
+    """EvalPlus 0.3.1 sets it at the first value of floats for all inputs after it."""
+    for first, found in (("0.5", "correct"), ("1", "wrong")):
+        half = Problem("humaneval+", "HumanEval/9", "", "f", "def f(x):\n    return x if x < 2 else [x, .5]", (first, "2"))
+        assert verdict(wide, half, "def f(x):\n    return x if x < 2 else [x, .5 + 1e-9]")[0] == found
+
+
 @pytest.mark.parametrize("out, gold, atol, right", [
     (1.0, 1, 0, True), (1 + 1e-7, 1.0, 0, True), (1, 1.0000001, 0, False), ([1.0, 2.0], [1.0, 2.0000001], 0, True),
     ((1.0,), [1.0], 0, False), ([1.0], [1.0, 1.0], 0, False), ("a", "b", 1e-6, False), (float("inf"), 1.0, 0, False),
@@ -111,7 +117,7 @@ def test_programs_are_judged_by_what_they_return(wide):
     ([1.0, "a"], [1.0000001, "a"], 1e-6, False), (1j, 1j + 1e-9, 1e-6, True), ([[1.0], 2.0], [[1.0], 2.1], 1e-6, False)])
 def test_nearness_is_that_of_evalplus(out, gold, atol, right):
     """evalplus/eval/__init__.py, 0.3.1: what is near of the very same type, from floats on."""
-    assert equal(out, gold, atol) is right
+    assert equal(out, gold, tolerance(gold, atol)) is right
 
 
 def test_livecodebench(wide):
@@ -136,29 +142,15 @@ def write(path, rows):
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
 
-def test_the_command(tmp_path, reader, capsys):
+def test_the_command(tmp_path, reader):
     write(tmp_path / "HumanEvalPlus.jsonl.gz", [HUMAN])
     write(tmp_path / "MbppPlus.jsonl", [MBPP, dict(MBPP, task_id="Mbpp/10")])
-    assert code.main(["--self-test", "--data", str(tmp_path)]) == 0 and '{"correct": 3}' in capsys.readouterr().out
     flags = ["--base", str(reader), "--max-new-tokens", "8", "--device", "cpu", "--out", str(tmp_path / "out"), "--data"]
-    assert code.main([*flags, str(tmp_path), "--limit", "1"]) == 0
+    code.main([*flags, str(tmp_path), "--limit", "1"])
     rows = [json.loads(line) for line in (tmp_path / "out/answers.jsonl").read_text().splitlines()]
     assert {row["task_id"]: (row["solution"], row["verdict"]) for row in rows} == {
         "HumanEval/0": ("", "malformed"), "Mbpp/9": ("", "malformed")}, "a random model writes none"
     assert rows[0]["text"].startswith("<think>"), "the envelope's opening counts"
-    wrong = dict(HUMAN, canonical_solution="    raise KeyError\n")
-    write(tmp_path / "HumanEvalPlus.jsonl.gz", [wrong])
-    assert code.main(["--self-test", "--data", str(tmp_path / "HumanEvalPlus.jsonl.gz")]) == 0
-    assert "HumanEval/0 not plain" in capsys.readouterr().err
-    for words, match in ((["--bench", "livecodebench"], "lacks a file of livecodebench"), (["--bench", "mbpp"], "give some of humaneval"),):
+    for words, match in ((["--bench", "livecodebench"], "files are there of humaneval[+], mbpp[+]; .* livecodebench"), (["--bench", "mbpp"], "--bench mbpp, .*: files are there of humaneval"),):
         with pytest.raises(UserError, match=match):
             code.main([*flags, str(tmp_path), *words])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the published files are not here")
-@pytest.mark.parametrize("name, n_not_plain", [("HumanEvalPlus", 3), ("MbppPlus", 14)])
-def test_published_solutions_pass(name, n_not_plain, capsys):
-    assert code.main(["--self-test", "--data", str(SHARED / f"{name}.jsonl.gz")]) == 0
-    counts = json.loads(capsys.readouterr().out)
-    assert counts == {"correct": dict(HumanEvalPlus=164, MbppPlus=378)[name] - n_not_plain, "not plain": n_not_plain}

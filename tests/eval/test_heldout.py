@@ -1,7 +1,6 @@
 """Held-out tasks, CRUXEval and cross-play: splits without a common program, put and judged as in training."""
 import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +11,10 @@ from eval import crossplay, heldout, stats
 from eval.answer import RunDir
 from micro import programs
 from sandbox.values import decode
-from tasks import TASK_TYPES, cruxeval
+from tasks import cruxeval, judge_answers
 from tasks.base import SPLITS, split_of
 from tasks.programs import Limits
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "evaldata" / "cruxeval.jsonl"
 ROWS = [("def f(x):\n    return x+1", "4", "5"), ("def f(d, k):\n    return d.get(k)", "dict(a=1), 'a'", "1"),
         ("def f(g, x):\n    return g(x)", "lambda x: [x], 2", "[2]"), ("def f():\n    return {1: (2,)}", "", "{1: (2,)}"),
         ("def f(x):\n    return x*2", "'a' * 3", "'aaaaaa'"), ("def f(x):\n    return x-1", "4", "3"), ("def f(x):\n    return x*5", "2", "10")]
@@ -96,13 +94,11 @@ def test_cruxeval_is_asked_as_in_training(run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SHARED.exists(), reason="needs the published file in ../shared/evaldata")
-def test_every_published_answer_passes(sandbox):
-    """code_i's inputs; code_o's outputs are the golds."""
-    rows, limits, kind = cruxeval.rows_of(SHARED.read_text()), Limits.for_format("direct"), TASK_TYPES["code_i"]
-    tasks = cruxeval.tasks_of(rows, "code_i", "exact", sandbox.run)
-    jobs = [kind.answer_jobs(task, [task.inputs[0]], limits)[0] for task in tasks.values()]
-    verdicts = [kind.judge(task, [task.inputs[0]], [found], limits) for task, found in zip(tasks.values(), sandbox.run(jobs))]
+def test_every_published_answer_passes(published, sandbox):
+    """Of code_i the inputs; of code_o the outputs are the golds."""
+    rows = cruxeval.rows_of((published / "cruxeval.jsonl").read_text())
+    tasks = list(cruxeval.tasks_of(rows, "code_i", "exact", sandbox.run).values())
+    verdicts = judge_answers(tasks, [[task.inputs[0]] for task in tasks], Limits.for_format("direct"), sandbox.run)
     assert len(rows) == 800 and verdicts == [["correct"]] * 796
 
 
@@ -125,10 +121,11 @@ def test_forgetting_is_not_the_luck_of_the_best_of_many():
 def test_crossplay_on_a_run(micro_base, tmp_path, capsys):
     path = play(base=micro_base, out=tmp_path, name="grown", steps=3, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2,
                 max_new_tokens=48, n_heldout=4, evolve_every=1, grace=0, save_every=1, keep=9, device="cpu")
-    flags = ["--run", str(path), "--tasks", "4", "--samples", "1", "--every", "2", "--out", str(tmp_path / "o"), "--device", "cpu"]
+    flags = ["--run", str(path), "--tasks", "4", "--every", "2", "--out", str(tmp_path / "o"), "--device", "cpu"]
+    capsys.readouterr()
     crossplay.main(flags)
     told, rows = capsys.readouterr().out, rows_in(tmp_path / "o")
-    assert len(rows) == 2 * 4 * (1 + 2 + 2) and {row["member"].partition("/")[0] for row in rows} == {"base", "1", "3"}
+    assert len(rows) == 2 * 4 * (1 + 2 + 2) * 2 and {row["member"].partition("/")[0] for row in rows} == {"base", "1", "3"}
     own = [row["correct"] for row in rows if row["bench"] == "1" and row["member"].startswith("3/")]
     last, = [line for line in told.splitlines() if line.startswith("3 ")]
     assert float(last.split()[1]) == pytest.approx(np.mean(own), abs=5e-4) and "forgetting" in told

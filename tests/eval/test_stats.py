@@ -17,9 +17,6 @@ def test_pass_at_k_is_the_share_of_sets_with_a_right_answer():
         for c, k in itertools.product(range(n + 1), range(1, n + 1)):
             sets = [any(drawn) for drawn in itertools.combinations([True] * c + [False] * (n - c), k)]
             assert stats.pass_at_k(n, c, k) == pytest.approx(np.mean(sets), abs=1e-15), (n, c, k)
-    assert stats.covered([2, 1], 4, 2) == pytest.approx(1 - 1 / 2 * 3 / 4), "one answer of each member"
-    assert stats.covered([2, 1], 4, 4) == pytest.approx(1 - 1 / 6 * 1 / 2), "two of each"
-    assert stats.covered([2], 4, 2) == stats.pass_at_k(4, 2, 2)
 
 
 def test_wilson():
