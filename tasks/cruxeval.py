@@ -1,13 +1,11 @@
 """CRUXEval (2401.03065): 800 short functions, each with an input and its output, as code_o and code_i tasks.
 
-Its file is data that is not part of this project: `eval.code` fetches it. A line of it is {"code", "input",
+Its file is not part of this project: eval/published.json has its address. A line of it is {"code", "input",
 "output", "id"}. The gold answer is the published output. Most inputs are literals. A few are expressions
 (`dict()`): the sandbox evaluates these, once, and the task shows their values. Where a value has no literal
 (three functions and ranges), code_o shows the input as it is written. code_i has no such task, nor that of a
 function without parameters: there is no answer that could be given.
 """
-from pathlib import Path
-
 from common import Refused, UserError, json_object
 from sandbox.parsing import arguments
 from sandbox.values import decode
@@ -16,7 +14,6 @@ from tasks.base import Proposal, RunJobs, Task, split_of, text_of
 from tasks.prompts import show
 from verifier import Job
 
-FILE = Path("~/.cache/nanopopulora/cruxeval.jsonl").expanduser()        # where eval.code puts it
 KINDS = {"cruxeval-o": "code_o", "cruxeval-i": "code_i"}                # benchmark -> task type
 FIELDS = "code", "input", "output", "id"
 EVALUATE = """{code}

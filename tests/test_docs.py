@@ -68,7 +68,7 @@ def try_command(command: str, monkeypatch) -> None:
         config.resolve_config(cfg, "micro" if cfg.base.startswith("micro/") else of_others)
     else:
         as_module = words[0] == "-m"
-        if words[:2] == ["-m", "eval.ablate"] and "--from" not in words:  # its arms are flags of train.py, but not every one
+        if words[:2] == ["-m", "eval.ablate"]:                   # its arms are flags of train.py, but not every one
             at = words.index("--") if "--" in words else len(words)
             args = ablate.parser().parse_args(words[2:at])
             args.train = words[at + 1:]

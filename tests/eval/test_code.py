@@ -13,7 +13,17 @@ import pytest
 from common import UserError
 from eval import code
 from eval.answer import NOT_PLAIN, Item
-from eval.code import Problem, alike, call_text, equal, live_tests, printed_alike, problem_of, program_of, tolerance
+from eval.code import (
+    Problem,
+    alike,
+    call_text,
+    equal,
+    live_tests,
+    printed_alike,
+    problem_of,
+    program_of,
+    tolerance,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are of Linux")
 

@@ -129,7 +129,7 @@ def test_crossplay_on_a_run(micro_base, tmp_path, capsys):
     own = [row["correct"] for row in rows if row["bench"] == "1" and row["member"].startswith("3/")]
     last, = [line for line in told.splitlines() if line.startswith("3 ")]
     assert float(last.split()[1]) == pytest.approx(np.mean(own), abs=5e-4) and "forgetting" in told
-    (tmp_path / "o/answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:7]))
+    (tmp_path / "o/answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:8]))
     crossplay.main(flags)
     assert capsys.readouterr().out == told, "resumed: the same"
     with pytest.raises(UserError, match="--keep 1000"):
