@@ -24,10 +24,8 @@ TRUESKILL = TrueSkill()
 
 
 def test_its_rewards_are_in_the_engines_tables():
-    """Under these names, whatever the defaults are."""
     assert nano.REWARD == STUDENT_REWARDS["graded"]
-    for p in (0.0, 0.25, 0.75, 1.0):
-        assert nano.teacher_reward(p) == TEACHER_REWARDS["difficulty"](Outcome(p))
+    assert all(nano.teacher_reward(p) == TEACHER_REWARDS["difficulty"](Outcome(p)) for p in (0.0, 0.25, 0.75, 1.0))
 
 
 def test_a_step(micro_base, capsys):
@@ -129,7 +127,6 @@ def test_gradients_and_steps_of_adam_are_the_engines(model, base, population):
                 mine = member.adam.state[factor]["exp_avg"] if step == 0 else theirs[p]
                 assert (mine - theirs[p]).norm() <= 1e-4 * theirs[p].norm()
     for p, member in enumerate(members):
-        assert {int(state["step"]) for state in member.adam.state.values()} == {2} == {int(adam.steps[p])}
         after = adapters.factors(p)
         for layer, factors in member.factors.items():
             for mine, theirs, old in zip(factors, after[layer], before[p][layer]):
@@ -147,8 +144,8 @@ def test_greedy_answers_are_the_engines(model, base, population):
     adapters = population(base, n_members=1, rank=nano.RANK, alpha=nano.ALPHA, b_std=0.003)
     got = nano.sample(model, member_of(adapters, 0), [Prompt(text) for text in PROMPTS], 1, greedy=True)
     ids = [group[0].prompt for group in got]
-    keys = [(i,) for i in range(len(ids))]
-    want = generate(base, adapters, Prompts(ids, [0] * len(ids), keys), SamplingParams(temperature=0.0, max_new_tokens=nano.MAX_NEW_TOKENS))
+    prompts = Prompts(ids, [0] * len(ids), [(i,) for i in range(len(ids))])
+    want = generate(base, adapters, prompts, SamplingParams(temperature=0.0, max_new_tokens=nano.MAX_NEW_TOKENS))
     for i, [row] in enumerate(got):
         assert row.answer == want.ids[i, want.prompt_len[i]:want.length[i]].tolist()
     assert len({len(row.answer) for [row] in got}) > 1

@@ -242,15 +242,6 @@ def test_half_precision_weighs_tokens_by_training_over_rollout(tiny, population)
     assert change(half, 0.5) == pytest.approx(0.5, rel=0.02)
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_a_step_does_not_depend_on_the_others(tiny, population, algo):
-    """Member 1 alone, and in a batch with other members: the same gradient, and the others get none."""
-    batch = make_batch(30)
-    own = pick(batch, (batch.rollout.member == 1).nonzero().squeeze(1))
-    mixed, alone = (gradients(tiny, population(tiny), some, algo=algo) for some in (batch, own))
-    assert largest(mixed, alone, 1) < 1e-6 and all(x[[0, 2]].abs().max() == 0 for x in alone.values())
-
-
 # --- lines --------------------------------------------------------------------------------------------------
 
 PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2, 9, 9, 8], [7, 8, 9], [22, 23, 24, 25]]

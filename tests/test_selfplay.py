@@ -71,12 +71,9 @@ def asked(kind: str, line: str, given: str) -> Proposal:
 def test_a_members_proposals_do_not_depend_on_its_neighbours(setup):
     s, archive, pairs = setup(), seeded(), matched()
     _, both = selfplay.propose(s, archive, pairs, 4)
-    _, again = selfplay.propose(s, archive, pairs, 4)
     _, alone = selfplay.propose(s, archive, pairs[:1], 4)
     _, later = selfplay.propose(s, archive, pairs[:1], 5)
-    assert [p.text for p in both] == [p.text for p in again]
-    assert [p.text for p in both[:3]] == [p.text for p in alone]
-    assert [p.text for p in alone] != [p.text for p in later]
+    assert [p.text for p in both[:3]] == [p.text for p in alone] != [p.text for p in later]
     assert [p.group for p in both] == [0, 0, 0, 1, 1, 1]
 
 

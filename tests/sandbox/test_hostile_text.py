@@ -65,9 +65,8 @@ def test_an_audit_hook_sees_no_evaluation_of_hostile_text(tmp_path):
 
 
 @pytest.mark.parametrize("code, name", [
-    ("#" * 10**7, "too big"), ("x = '" + "é" * 2**20 + "'", "too big"), ("\0", "error"), ("\ud800", "error"), ("", "error"),
-    ("\ufeff\ufeff", "error"), ("def f(x): return 1".encode("utf-16").decode("latin-1"), "error"),
-    ("# -*- coding: latin-1 -*-\ndef f(x): return 'é'", None), ("def f(x):\n\treturn 3", None), ("-" * 10**6 + "1", "error|crash"),
+    ("#" * 10**7, "too big"), ("x = '" + "é" * 2**20 + "'", "too big"), ("\0", "error"), ("\ud800", "error"), ("", "error"), ("def f(x): return 1".encode("utf-16").decode("latin-1"), "error"),
+    ("# -*- coding: latin-1 -*-\ndef f(x): return 'é'", None), ("-" * 10**6 + "1", "error|crash"),
     ("x" + ".x" * 10**5, "error|crash"), ("f'{" * 500, "error"), ("def f(x): return f", "unsupported"),
     ("def f(x): return 1 << 3901", "unsupported"), ("def f(x):\n v = 0\n for _ in range(65): v = [v]\n return v", "unsupported"),
     ("def f(x): return 'é' * 20000", "too big"), ("def f(x): return 'x' * 50000", None)], ids=lambda value: repr(value)[:40])

@@ -6,7 +6,6 @@ import tracemalloc
 from dataclasses import replace
 
 import pytest
-from cases import ROOT
 from test_attacks import ATTACKS, SIEGE
 
 from micro import programs
@@ -257,11 +256,3 @@ def test_inputs_are_read_as_in_the_fork(sandbox, text):
 def test_what_no_program_can_work_with(text):
     for line in ("x=x*3", "x=x==x", "x=[x,1]", "x=len(x)", "x=[v for v in x]"):
         assert run(f"def f(x):\n {line}\n return x", "f", text)[2].startswith("unsupported: work with a value of type ")
-
-
-def test_it_never_executes():
-    """What it is made of: no eval, exec, compile or getattr, and of Python's functions those in its tables alone."""
-    code = (ROOT / "sandbox" / "portable.py").read_text().split('"""', 2)[2]
-    assert not re.search(r"\b(eval|exec|compile|getattr|setattr|__import__|import_module|globals|open)\(", code)
-    for given in "1) or (2", "open('x')", "...":
-        assert run("def f(x):\n return x", "f", given) == ("ok", None, "not a literal")

@@ -1,21 +1,15 @@
-"""Word problems and puzzles: what is a task, what is refused and why, answers; and the task type that docs/change-it.md adds."""
+"""Word problems and puzzles: what is a task, what is refused and why, answers."""
 import itertools
 import random
-import re
-import sys
-import types
 from fractions import Fraction as F
-from pathlib import Path
 
 import pytest
 from proposals import CHAT, MICRO, fate, judge, outcome, read
 
-import config
-import tasks
 from common import Refused
 from micro import data
 from sandbox.values import decode
-from tasks import TASK_TYPES, prompts
+from tasks import TASK_TYPES
 from tasks.math import exact, rational, told
 
 LOGIC = TASK_TYPES["logic"]
@@ -99,36 +93,3 @@ def test_the_micro_protocol_is_that_of_the_training_data(sandbox):
             gold = decode(task.outputs[0]) if name == "logic" else [exact(decode(task.outputs[0]))]
             assert judge(sandbox, task, "micro", "=" + ",".join(str(+value) for value in gold), "=") == ["correct", "malformed"]
     assert set(fates) <= {"math", "logic", "echo"} and fates.count("math") > 25 and fates.count("logic") == 10
-
-
-# --- the task type that docs/change-it.md adds --------------------------------------------------------------
-
-@pytest.fixture
-def sortwords(monkeypatch):
-    """Plays the page's example for one test, each part in the file that it names."""
-    page = (Path(config.__file__).parent / "docs" / "change-it.md").read_text(encoding="utf-8")
-    block, = re.findall(r"^```python\n(# tasks/prompts.py, .*?)^```", page, re.M | re.S)
-    parts = {}
-    for file, lines in re.findall(r"^# tasks/(\w+)\.py, .*?\n(.*?)(?=^# |\Z)", block, re.M | re.S):
-        parts[file] = parts.get(file, "") + lines           # a file may be changed in two places
-    for table in (prompts.TEMPLATES, TASK_TYPES):
-        monkeypatch.setitem(table, "sortwords", None)       # what the example writes there is taken back
-    words = types.ModuleType("tasks.words")
-    monkeypatch.setitem(sys.modules, "tasks.words", words)
-    exec(parts["prompts"], vars(prompts))
-    exec(parts["words"], vars(words))
-    exec(parts["__init__"], dict(vars(tasks)))
-
-
-def test_the_pages_task_type_is_played(sortwords, sandbox):
-    kind, others = TASK_TYPES["sortwords"], "apple pear kiwi date lime sloe"
-    given = "plum fig apple pear kiwi date lime sloe"
-    written = given, f"fig plum {others}", f"Fig Plum {others}", "one", f"fig 2 {others}"
-    task, other, again, *refused = [
-        outcome(sandbox, "sortwords", f"<answer>\n```words\n{words}\n```\n</answer>", "base") for words in written]
-    gold = sorted(given.split())
-    assert decode(task.outputs[0]) == gold and refused == ["syntax"] * 2
-    assert task.key != other.key == again.key, "the same words again are a duplicate, other words are not"
-    assert kind.solve("base", task, CHAT).user.startswith(f"Sort these words: {given}\n\nThink in a few short lines. Then write")
-    said = {"\n".join(gold): "correct", " ".join(gold): "correct", gold[0]: "wrong", given: "wrong"}
-    assert judge(sandbox, task, "chat", *(f"```answer\n{text}\n```" for text in said), "I do not know.") == [*said.values(), "malformed"]

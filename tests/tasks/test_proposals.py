@@ -13,7 +13,6 @@ from tasks import IDENTITY, TASK_TYPES, answer_in, read_tasks
 from tasks.base import Proposal, Task
 from tasks.programs import (
     Limits,
-    check_input,
     check_program,
     control_of,
     entry,
@@ -139,8 +138,6 @@ def test_prompts_are_complete_and_keyed_by_the_rng(prompt_format, name):
 
 
 def test_show():
-    for value in ([1, [2, 3]], (1,), "a, b", {"b": (1, 2), "a": None}, set(), b"x", -2.5):
-        assert show(value) == repr(value) and eval(show(value, compact=True)) == value
     assert show({3, 1, 2}) == "{1, 2, 3}" and show(["a, b", (1, 2), {1: {3, 2}}], compact=True) == "['a, b',(1,2),{1:{2,3}}]"
 
 
@@ -160,13 +157,6 @@ def test_keys():
     ("def f():\n return 1", True), ("def f(a,b):\n a=1\n return b", False), ("def f(x):\n for x in [1]:pass\n return 2", True), ("def f(*a):\n return a", False)])
 def test_ignores_input(program, ignored):
     assert ignores_input(entry(parse(program))) == ignored
-
-
-def test_inputs_are_plain_arguments():
-    for text in ("", "[], {}, (), set(), {1: {2}}", "-1, 1+2j, None, True, b'x', 1e5", "1, # one\n2"):
-        assert refusal(check_input, text, CHAT) is None
-    for text in ("x", "f(1)", "[*a]", "...", "1+1", "f''", "set([1])", "a=1", "*[1]", "1), f(2", "(", "\ud800"):
-        assert refusal(check_input, text, CHAT) == "not_literal", text
 
 
 def test_a_tidy_program_shows_nothing_of_its_answers():
