@@ -7,17 +7,17 @@ It also asks the base, sampled, the teachers' current tasks.
 import datetime
 import sys
 from collections import Counter
+from collections.abc import Iterable
 
 import torch
 
 from common import visible
-from config import Config
-from evolve import ROLES, Member, learning_rates, members_of
+from evolve import ROLES, learning_rates, members_of
 from operators import adapter_cosines
 from rewards import NOISE_MARGIN
 from rl import Batch
 from run import State
-from selfplay import BASE_RATE, PROBE, ProposalRecord, Setup, attempt, mean, solve_rate
+from selfplay import BASE_RATE, PROBE, ProposalRecord, Setup, attempt, solve_rate
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import reasoning
 
@@ -33,12 +33,15 @@ MISSHAPEN = 0.95                    # format: share of the latest texts that cou
 UNREADABLE = ("no_program", "no_input", "few_inputs", "no_question", "syntax")
 
 
+def mean(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the values that are not None; None if there are none, since JSON has no nan."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return None
+    return sum(known) / len(known)
+
+
 # --- probes -------------------------------------------------------------------------------------------------
-
-def probe_due(cfg: Config, step: int) -> bool:
-    """Returns whether a step has a probe: every --probe-every steps, and the last one."""
-    return cfg.probe_every > 0 and (step % cfg.probe_every == 0 or step == cfg.steps - 1)
-
 
 def ask_greedily(
     s: Setup,
@@ -49,41 +52,35 @@ def ask_greedily(
     """Lets each member attempt each task once, greedily, in one batch. Returns two lists by name with an
     entry a task, and the number of tokens. The lists say whether an answer is right (1, 0; None if the
     sandbox failed) and whether it shows reasoning."""
-    # fresh members are the base, bit for bit: it alone is asked
-    untrained = not any(B.any() for B in s.adapters.B.values())
-    asked = [-1] if untrained else list(slots.values())
     by_row = []
-    for slot in asked:
+    for slot in slots.values():
         by_row += [slot] * len(tasks)
-    done = attempt(s, tasks * len(asked), by_row, step, PROBE, 1, 0.0)
-    right = list(map(solve_rate, done.verdicts))
-    reasons = []
-    for text in done.texts:
-        reasons.append(bool(reasoning(text, s.base.prompt_format)))
+    done = attempt(s, tasks * len(slots), by_row, step, PROBE, 1, 0.0)
     correct, thinks = {}, {}
-    first = 0
     for name in slots:
+        first = len(correct) * len(tasks)
         own = slice(first, first + len(tasks))
-        correct[name] = right[own]
-        thinks[name] = reasons[own]
-        if not untrained:
-            first += len(tasks)
+        correct[name] = list(map(solve_rate, done.verdicts[own]))
+        thinks[name] = [bool(reasoning(text, s.base.prompt_format)) for text in done.texts[own]]
     return correct, thinks, int(done.rollout.n_tokens.sum())
 
 
 def by_type(tasks: list[Task], columns: dict[str, list]) -> dict[str, dict[str, float | None]]:
     """Returns task type -> name -> mean of what its column has for the tasks of this type."""
+    kinds = [task.kind for task in tasks]
     table = {}
-    for kind in sorted({task.kind for task in tasks}):
+    for kind in sorted(set(kinds)):
         table[kind] = {}
         for name, own in columns.items():
-            table[kind][name] = mean(x for x, task in zip(own, tasks) if task.kind == kind)
+            table[kind][name] = mean(x for x, other in zip(own, kinds) if other == kind)
     return table
 
 
 def probe(s: Setup, state: State, proposed: list[ProposalRecord], step: int) -> dict:
-    """Returns all absolute measures of a step as keys of metrics.jsonl; {} if no probe is due."""
-    if not probe_due(s.cfg, step):
+    """Returns all absolute measures of a step as keys of metrics.jsonl. There is a probe every --probe-every
+    steps and in the last one; {} in other steps."""
+    every = s.cfg.probe_every
+    if every == 0 or step % every and step != s.cfg.steps - 1:
         return {}
     students, everybody = {BASE: -1}, {BASE: -1}            # name -> slot
     for m in state.members:
@@ -95,7 +92,6 @@ def probe(s: Setup, state: State, proposed: list[ProposalRecord], step: int) -> 
         correct, _, n_tokens = ask_greedily(s, students, state.heldout, step)
         row["probe_tokens"] += n_tokens
         row["heldout_n"] = len(state.heldout)
-        row["heldout_by_type"] = by_type(state.heldout, correct)
         row["heldout_greedy_base"] = mean(correct.pop(BASE))
         row["heldout_greedy"] = dict(zip(correct, map(mean, correct.values())))
     if state.unseen:
@@ -104,20 +100,13 @@ def probe(s: Setup, state: State, proposed: list[ProposalRecord], step: int) -> 
         row["unseen"] = by_type(state.unseen, correct)
         row["unseen_think"] = by_type(state.unseen, thinks)
         row["unseen_n"] = Counter(task.kind for task in state.unseen)
-    valid, tasks, by_students = [], [], []
-    for p in proposed:
-        if p.task:
-            valid.append(p)
-            tasks.append(p.task)
-            by_students.append(p.solve_rate)
+    valid = [p for p in proposed if p.task]
     if valid:
-        done = attempt(s, tasks, [-1] * len(tasks), step, BASE_RATE, 1)
+        done = attempt(s, [p.task for p in valid], [-1] * len(valid), step, BASE_RATE, 1)
         row["probe_tokens"] += int(done.rollout.n_tokens.sum())
-        rates = list(map(solve_rate, done.verdicts))
-        for p, rate in zip(valid, rates):
-            p.base_rate = rate
-        row["base_solve"] = mean(rates)
-        row["student_solve"] = mean(by_students)
+        for p, verdicts in zip(valid, done.verdicts):
+            p.base_rate = solve_rate(verdicts)
+        row["base_solve"] = mean(p.base_rate for p in valid)
     return row
 
 
@@ -129,12 +118,8 @@ def heldout_mean(row: dict) -> float | None:
 
 def best_probe(rows: list[dict]) -> float:
     """Returns the highest such accuracy of these lines; -1 without a probe."""
-    highest = -1.0
-    for row in rows:
-        accuracy = heldout_mean(row)
-        if accuracy is not None:
-            highest = max(highest, accuracy)
-    return highest
+    accuracies = map(heldout_mean, rows)
+    return max((x for x in accuracies if x is not None), default=-1.0)
 
 
 # --- a step's measures --------------------------------------------------------------------------------------
@@ -142,9 +127,8 @@ def best_probe(rows: list[dict]) -> float:
 def describe(proposed: list[ProposalRecord]) -> dict:
     """Returns what one group of proposals looks like: validity by reason, solve rate, reward, length."""
     reasons, verdicts = Counter(), Counter()
-    rewards, rates, statements = [], [], []             # rates and statements: of valid ones
+    rates, statements, complexity = [], [], {}          # of valid ones
     for p in proposed:
-        rewards.append(p.reward)
         if p.reason:
             reasons[p.reason] += 1
         if p.task:
@@ -152,42 +136,21 @@ def describe(proposed: list[ProposalRecord]) -> dict:
             statements.append(p.statements)
             if p.solve_rate is not None:
                 rates.append(p.solve_rate)
+            for name, value in p.complexity.items():
+                complexity.setdefault(name, []).append(value)
     n_answers = verdicts.total()
     return dict(
         n=len(proposed),
         valid=len(statements) / max(1, len(proposed)),
-        reasons=dict(reasons),
-        teacher_reward=mean(rewards),
+        reasons=reasons,
+        teacher_reward=mean(p.reward for p in proposed),
         solve_rate=mean(rates),
         solve_0=rates.count(0) / max(1, len(rates)),
         solve_1=rates.count(1) / max(1, len(rates)),
-        duplicates=reasons["duplicate"] / max(1, len(proposed)),
         answers=n_answers,
         malformed=verdicts["malformed"] / max(1, n_answers),
         statements=mean(statements),
-        complexity=mean_complexity(proposed))
-
-
-def thinking(proposed: list[ProposalRecord], prompt_format: str) -> dict[str, list[bool]]:
-    """Returns whether each text of the step has reasoning in it, by the name of who wrote it."""
-    thinks = {}
-    for p in proposed:
-        for name, texts in [(p.teacher.name, [p.text]), *p.answers.items()]:
-            own = thinks.setdefault(name, [])
-            for text in texts:
-                own.append(bool(reasoning(text, prompt_format)))
-    return thinks
-
-
-def learned(m: Member, batch: Batch, grad_norm: list[float]) -> dict:
-    """Returns what a member's rows in its role were paid, how sure it was, and what they did to it."""
-    rollout = batch.rollout
-    own = (rollout.member == m.slot) & (batch.role == ROLES.index(m.role))          # (N,)
-    n_tokens = max(1, rollout.n_tokens[own].sum().item())
-    return dict(
-        reward=mean(batch.reward[own].tolist()),
-        entropy=-rollout.logp[own].sum().item() / n_tokens,
-        grad_norm=grad_norm[m.slot])
+        complexity=dict(zip(complexity, map(mean, complexity.values()))))
 
 
 def member_measures(
@@ -196,44 +159,40 @@ def member_measures(
     proposed: list[ProposalRecord],
     batch: Batch,
     grad_norm: list[float],             # of each slot
-    thinks: dict[str, list[bool]],      # of each name
 ) -> dict[str, dict]:
     """Returns what the step was for each member, by name."""
     rates = learning_rates(s.cfg, state.members, state.step)
+    rollout = batch.rollout
     table = {}
-    for role in ROLES:
+    for number, role in enumerate(ROLES):
         members = members_of(state.members, role)
         cosines = adapter_cosines([s.adapters.factors(m.slot) for m in members]).tolist()       # (P, P)
         for i, m in enumerate(members):
+            written, verdicts, texts = [], [], []
+            for p in proposed:
+                verdicts += p.attempts.get(m.name, [])
+                texts += p.answers.get(m.name, [])
+                if p.teacher is m:
+                    written.append(p)
+                    texts.append(p.text)
+            own = (rollout.member == m.slot) & (batch.role == number)       # (N,)
+            n_tokens = max(1, rollout.n_tokens[own].sum().item())
             row = dict(
                 role=role,
                 mu=m.rating.mu,
                 sigma=m.rating.sigma,
                 lr=rates[m.slot],
                 cosine=mean(cosines[i][:i] + cosines[i][i + 1:]),           # with the others of its role
-                think=mean(thinks.get(m.name, [])))
-            row |= learned(m, batch, grad_norm)
-            written, verdicts = [], []
-            for p in proposed:
-                verdicts += p.attempts.get(m.name, [])
-                if p.teacher is m:
-                    written.append(p)
+                think=mean(bool(reasoning(text, s.base.prompt_format)) for text in texts),
+                reward=mean(batch.reward[own].tolist()),
+                entropy=-rollout.logp[own].sum().item() / n_tokens,
+                grad_norm=grad_norm[m.slot])
             if role == "teacher":
                 row |= describe(written)
             else:
                 row["solve_rate"] = solve_rate(verdicts)
             table[m.name] = row
     return table
-
-
-def mean_complexity(proposed: list[ProposalRecord]) -> dict[str, float]:
-    """Returns the means over the programs of valid tasks, by measure."""
-    values = {}
-    for p in proposed:
-        if p.task:
-            for name, value in p.complexity.items():
-                values.setdefault(name, []).append(value)
-    return {name: mean(own) for name, own in values.items()}
 
 
 def measures(
@@ -255,23 +214,18 @@ def measures(
         n_failed += (p.reason == "sandbox_failure") + p.verdicts.count(UNJUDGED)
         if p.solve_rate is not None:
             beats_guessing.append(p.solve_rate > baseline[p.kind] + NOISE_MARGIN)
-    thinks = thinking(proposed, s.base.prompt_format)
-    of_students = []
-    for m in members_of(state.members, "student"):
-        of_students += thinks.get(m.name, [])
-    told = dict(update)
-    del told["trained_tokens"]              # stands in the totals
-    grad_norm = told.pop("grad_norm")       # goes to the members
+    members = member_measures(s, state, proposed, batch, update["grad_norm"])
     return dict(
         **describe(proposed),
-        **told,
+        train_rollout_logprob_diff=update["train_rollout_logprob_diff"],
+        skipped=update["skipped"],
         task_types=kinds,
-        members=member_measures(s, state, proposed, batch, grad_norm, thinks),
+        members=members,
         unique_structures=len(archive.structures),
         unique_at_64=archive.unique_at_64(),
         majority_baseline=baseline,
         beats_guessing=mean(beats_guessing),
-        think=mean(of_students),
+        think=mean(m["think"] for m in members.values() if m["role"] == "student"),
         frac_zero_advantage=(adv == 0).float().mean().item(),
         sandbox_failures=n_failed,
         tokens_generated=state.totals["generated"],
@@ -322,7 +276,7 @@ def forgetting(rows: list[dict]) -> str:
     probes = [row for row in rows if heldout_mean(row) is not None]
     if not probes:
         return ""
-    best, last = best_probe(probes), heldout_mean(probes[-1])
+    best, last = best_probe(rows), heldout_mean(probes[-1])
     if best - last > probes[-1]["heldout_n"] ** -0.5:
         return f"accuracy on held-out tasks fell from {best:.2f}, at the best probe, to {last:.2f}"
     return ""
@@ -421,13 +375,9 @@ def line(row: dict) -> str:
 
 def ends_about(rows: list[dict], n_left: int) -> str:
     """Returns when a run will end, by the mean seconds of these steps' lines."""
-    seconds = 0.0
-    for row in rows:
-        seconds += sum(row["seconds"].values()) / len(rows) * n_left
+    seconds = mean(sum(row["seconds"].values()) for row in rows) * n_left
     end = datetime.datetime.now() + datetime.timedelta(seconds=seconds)
-    if seconds > 43200:
-        return f"ends about {end:%H:%M} on {end:%d %B}"
-    return f"ends about {end:%H:%M}"
+    return f"ends about {end:%H:%M on %d %B}"
 
 
 def format_task(row: dict) -> str:
@@ -445,11 +395,9 @@ def format_task(row: dict) -> str:
     for given, result in zip(row.get("inputs", ()), row.get("outputs", ())):
         out.append(f"{given} -> {result}")
     for student, verdicts in row.get("attempts", {}).items():
-        texts = map(str.strip, row["answers"][student])
-        alike = Counter(zip(verdicts, texts))               # equal answers are shown once
-        for (verdict, text), n in alike.most_common():
-            short = text.replace("\n", " / ")[-160:]
-            out.append(f"{student} {verdict} x{n}  {short}")
+        for verdict, text in zip(verdicts, row["answers"][student]):
+            short = text.strip().replace("\n", " / ")[-160:]
+            out.append(f"{student} {verdict}  {short}")
     return visible("\n".join(out)).replace("\n", "\n    ")
 
 

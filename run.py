@@ -17,12 +17,11 @@ import json
 import math
 import os
 import platform
-import shlex
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -41,7 +40,7 @@ from safetensors.torch import load_file, save_file
 import rl
 import selfplay
 from common import UserError, demand, json_object, read_log, readable
-from config import FREE, Config, config_of, flags_of, resolve_config, spelled
+from config import FREE, Config, flags_of, resolve_config, spelled
 from evolve import ROLES, Member, member_order, spread
 from lora import TARGETS, Adapters, name_of
 from model import Base, Model, ModelConfig
@@ -52,7 +51,7 @@ from tasks import FRESH, IDENTITY, TASK_TYPES, read_given, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
 from tasks.programs import Limits
-from verifier import Verifier, open_sandbox
+from verifier import Verifier
 from weights import files_hash, load_base, load_peft, load_tokenizer, read_config, resolve, save_peft
 
 ROOT = Path(__file__).resolve().parent
@@ -91,16 +90,12 @@ class RunDir:
         if self.writes:
             self._lock.close()
 
-    def __str__(self) -> str:
-        """Returns the path as a shell reads it."""
-        return shlex.quote(str(self.path))
-
     def steps(self) -> list[int]:
         """Returns the numbers of the complete checkpoints, ascending."""
         numbers = []
         for path in self.path.glob("step_*"):
             ending = path.name.removeprefix("step_")        # "12.part" is not complete
-            if ending.isdigit() and (path / "state.json").exists():
+            if ending.isdigit():
                 numbers.append(int(ending))
         return sorted(numbers)
 
@@ -148,19 +143,16 @@ class RunDir:
             part.write_text(json.dumps(data, indent=1) + "\n")
             part.replace(self.path / name)
 
-    def append(self, name: str, rows: list[dict]) -> None:
-        """Appends rows to a log as JSON lines, in one go. What is not finite becomes null, JSON's only word
-        for it."""
-        if self.writes and rows:
+    def append(self, **logs: list[dict]) -> None:
+        """Appends rows to the logs of these names as JSON lines. What is not finite becomes null, JSON's only
+        word for it."""
+        if not self.writes:
+            return
+        for name, rows in logs.items():
             finite = json.loads(json.dumps(rows), parse_constant=lambda name: None)
             lines = [json.dumps(row) + "\n" for row in finite]
-            with open(self.path / name, "a") as file:
+            with open(self.path / f"{name}.jsonl", "a") as file:
                 file.write("".join(lines))
-
-    def log(self, **rows: list[dict]) -> None:
-        """Appends a step's lines to the logs of these names."""
-        for name, own in rows.items():
-            self.append(f"{name}.jsonl", own)
 
     def sizes(self) -> dict[str, int]:
         """Returns the length of each log in bytes; 0 if it is not there."""
@@ -207,8 +199,7 @@ class Stopwatch:
 @contextlib.contextmanager
 def stop_flag() -> Iterator[list[str]]:
     """Yields a list to which SIGINT and SIGTERM add their names, for the loop to look at when a step ends. A
-    second SIGINT leaves at once: the last checkpoint stands. In a thread, which may not take over signals,
-    the list stays empty."""
+    second SIGINT leaves at once: the last checkpoint stands."""
     stopped = []
 
     def on_signal(number: int, frame: object) -> None:
@@ -218,9 +209,8 @@ def stop_flag() -> Iterator[list[str]]:
         print("\nends after this step (Ctrl-C once more: at once)", file=sys.stderr)
 
     before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in signal.SIGINT, signal.SIGTERM:
-            before[number] = signal.signal(number, on_signal)
+    for number in signal.SIGINT, signal.SIGTERM:
+        before[number] = signal.signal(number, on_signal)
     try:
         yield stopped
     finally:
@@ -228,47 +218,21 @@ def stop_flag() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-def environment(ranks: Ranks, sandbox: Verifier) -> dict:
-    """Returns what env.json holds: where a run ran."""
-    device = f"CPU, {os.cpu_count()} cores"
-    if ranks.device.type == "cuda":
-        device = torch.cuda.get_device_name()
-    commit = ""
-    with contextlib.suppress(OSError):              # git is not installed
-        words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-        commit = subprocess.run(words, capture_output=True, text=True).stdout.strip()
-    return dict(
-        started=datetime.datetime.now().isoformat(timespec="seconds"),
-        commit=commit,
-        python=platform.python_version(),
-        torch=torch.__version__,
-        platform=platform.platform(),
-        processes=ranks.world,
-        device=device,
-        threads=torch.get_num_threads(),
-        sandbox=sandbox.tier,
-        sandbox_report=sandbox.report)
-
-
 def free_memory(device: torch.device, root: Path = Path("/")) -> float:
-    """Returns the free gigabytes of a card, else the smaller of the machine's and the container's (cgroup v2
-    or v1). Unknown is infinite."""
+    """Returns the free gigabytes of a card, else the smaller of the machine's and the container's (cgroup
+    v2). Unknown is infinite."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] / 2 ** 30
     free = math.inf
     meminfo = root / "proc/meminfo"
     if meminfo.exists():
-        [available] = [line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable")]
-        free = int(available.split()[1]) / 2 ** 20
-    groups = root / "sys/fs/cgroup"
-    for folder, most, used in ((groups, "memory.max", "memory.current"),
-                               (groups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")):
-        if not (folder / used).exists() or (folder / most).read_text().strip() == "max":
-            continue
-        # what was read from files lately counts as used, and goes when memory is short
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        n_used = int((folder / used).read_text()) - int(stat["inactive_file"])
-        free = min(free, (int((folder / most).read_text()) - n_used) / 2 ** 30)
+        [available] = re.findall(r"MemAvailable: *(\d+)", meminfo.read_text())
+        free = int(available) / 2 ** 20
+    limit = root / "sys/fs/cgroup/memory.max"
+    if limit.exists() and limit.read_text() != "max\n":
+        # what was read from files counts as used, too, but goes when memory is short
+        [used] = re.findall(r"^anon (\d+)", limit.with_name("memory.stat").read_text(), re.M)
+        free = min(free, (int(limit.read_text()) - int(used)) / 2 ** 30)
     return free / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
@@ -287,38 +251,35 @@ def memory_plan(cfg: Config, shape: ModelConfig, dtype: torch.dtype, free: float
         if name_of(path) in TARGETS:
             factors += cfg.rank * (layer.in_features + layer.out_features)
     n = 1 if cfg.single else cfg.pop // 2 * len(ROLES)
+    adapters = n * factors * 4 * 4
     length = min(shape.max_position_embeddings, 2 * cfg.max_new_tokens + 512 * (cfg.n_few_shot > 0))
     keys = 2 * shape.num_key_value_heads * shape.head_dim
-    layers = shape.num_hidden_layers
-    queries = shape.num_attention_heads * shape.head_dim
-    width = 4 * shape.hidden_size + 4 * shape.intermediate_size + 6 * queries
+    cache = cfg.rollout_batch * length * shape.num_hidden_layers * keys * size
     tokens = cfg.tokens_per_microbatch
-    uses = {
-        f"weights of the base, {cfg.dtype}": weights,
-        f"{n} adapters of rank {cfg.rank} with gradients and Adam": n * factors * 4 * 4,
-        f"cache of {cfg.rollout_batch} rows (--rollout-batch) of {length} tokens":
-            cfg.rollout_batch * length * layers * keys * size,
-        f"one micro-batch of {tokens} tokens (--tokens-per-microbatch)":
-            tokens * layers * width * size + min(rl.CHUNK, tokens * shape.vocab_size) * 12,
-    }
-    base, adapters, cache, update = uses.values()
-    peak = (base + adapters + max(cache, update)) / 2 ** 30
-    lines = [f"{n_bytes / 2 ** 30:9.2f} GB  {use}" for use, n_bytes in uses.items()]
-    lines.append(f"{peak:9.2f} GB  at the worst moment; free: {free:.2f} GB")
-    if peak > free:
-        lines.append("It does not fit: lower these two flags, --max-new-tokens, --rank or --pop, or give "
-                     "--dtype int8")
-    return "\n".join(lines), peak <= free
+    width = 10 * shape.hidden_size + 4 * shape.intermediate_size
+    update = tokens * shape.num_hidden_layers * width * size + min(rl.CHUNK, tokens * shape.vocab_size) * 12
+    peak = weights + adapters + max(cache, update)
+    table = ""
+    for n_bytes, use in (
+            (weights, f"weights of the base, {cfg.dtype}"),
+            (adapters, f"{n} adapters of rank {cfg.rank} with gradients and Adam"),
+            (cache, f"cache of {cfg.rollout_batch} rows (--rollout-batch) of {length} tokens"),
+            (update, f"one micro-batch of {tokens} tokens (--tokens-per-microbatch)"),
+            (peak, f"at the worst moment; free: {free:.2f} GB")):
+        table += f"{n_bytes / 2 ** 30:9.2f} GB  {use}\n"
+    fits = peak / 2 ** 30 <= free
+    if not fits:
+        table += ("It does not fit: lower these two flags, --max-new-tokens, --rank or --pop, or give "
+                  "--dtype int8")
+    return table.rstrip(), fits
 
 
 # --- the beginning ------------------------------------------------------------------------------------------
 
 def choose_directory(cfg: Config) -> Path:
-    """Returns --resume's run, --name's, or the next free number. Raises UserError if there is nothing to
-    resume."""
+    """Returns --resume's run, --name's, or the next free number."""
     out = Path(cfg.out)
     if cfg.resume:
-        demand(Path(cfg.resume).is_dir(), f"--resume {cfg.resume}: no such directory; runs are under {out}/")
         return Path(cfg.resume)
     if cfg.name:
         return out / cfg.name
@@ -351,16 +312,11 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     small."""
     cfg, table, fits = plan(cfg, ranks)
     demand(fits, f"not enough memory:\n{table}")
-    return cfg, open_base(cfg, ranks)
-
-
-def open_base(cfg: Config, ranks: Ranks) -> Base:
-    """Returns the loaded base of a resolved configuration."""
     if cfg.prompt_format == "micro" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
     dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
     base = load_base(cfg.base, dtype, ranks.device, int8=cfg.dtype == "int8")
-    return dataclasses.replace(base, prompt_format=cfg.prompt_format)
+    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format)
 
 
 def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, list[int]]:
@@ -370,18 +326,16 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, list[int]]:
     run = ranks.together(lambda: RunDir(path, ranks.rank == 0))     # from here on nobody else writes there
     steps = ranks.broadcast(run.steps)
     is_new = not steps and not run.rows("metrics.jsonl")
-    demand(cfg.resume or is_new, f"{run.path} holds an earlier run: python train.py --resume {run} goes on "
-           "with it, another --name begins anew")
+    demand(cfg.resume or is_new, f"{run.path} holds an earlier run: python train.py --resume {run.path} goes "
+           "on with it, another --name begins anew")
     if not steps:
         run.cut_logs({})                # killed before its first checkpoint: the steps come again
-    if not cfg.resume:
-        return run, steps
-    before, now = run.config(), flags_of(cfg)
-    changed = []
-    for name in now.keys() - set(FREE):
-        if before[name] != now[name]:
-            changed.append(f"{spelled(name)} ({before[name]} -> {now[name]})")
-    demand(not changed, f"{run.path} was started with other flags: {', '.join(sorted(changed))}")
+    if cfg.resume:
+        before, changed = run.config(), []
+        for name, value in sorted(flags_of(cfg).items()):
+            if name not in FREE and before[name] != value:
+                changed.append(f"{spelled(name)} ({before[name]} -> {value})")
+        demand(not changed, f"{run.path} was started with other flags: {', '.join(changed)}")
     return run, steps
 
 
@@ -441,12 +395,11 @@ def init_adapters(adapters: Adapters, seed: int, given: str, base_hash: str) -> 
             adapters.init_member(slot, torch.Generator().manual_seed(own_seed))
         return
     place = members_dir(given)
-    demand(not (place / "adapter_config.json").exists(),
-           f"--init {given} is one adapter: give a directory that holds such a folder for each member")
     found = [path.parent for path in place.glob("*/adapter_config.json")]
     found.sort(key=lambda path: member_order(path.name))
     n = adapters.n_members
-    demand(len(found) == n, f"--init {given} holds {len(found)} adapters for {n} members: give as many")
+    demand(len(found) == n, f"--init {given} holds {len(found)} adapters for {n} members: give a "
+           "directory with one PEFT folder for each")
     for slot, path in enumerate(found):
         load_peft(adapters, slot, path, base_hash)
 
@@ -516,11 +469,28 @@ def archive_of(tasks: list[Task]) -> Archive:
 
 def begin(run: RunDir, setup: Setup, step: int) -> None:
     """Writes down what runs where, and says so."""
-    cfg, ranks = setup.cfg, setup.ranks
+    cfg, ranks, sandbox = setup.cfg, setup.ranks, setup.sandbox
+    device = f"CPU, {os.cpu_count()} cores"
+    if ranks.device.type == "cuda":
+        device = torch.cuda.get_device_name()
+    commit = ""
+    with contextlib.suppress(OSError):              # git is not installed
+        words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+        commit = subprocess.run(words, capture_output=True, text=True).stdout.strip()
     run.write_json("config.json", flags_of(cfg))
-    run.write_json("env.json", environment(ranks, setup.sandbox))
+    run.write_json("env.json", dict(
+        started=datetime.datetime.now().isoformat(timespec="seconds"),
+        commit=commit,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        platform=platform.platform(),
+        processes=ranks.world,
+        device=device,
+        threads=torch.get_num_threads(),
+        sandbox=sandbox.tier,
+        sandbox_report=sandbox.report))
     print(f"{run.path}: {cfg.pop} members on {cfg.base}, steps {step} to {cfg.steps}, {ranks.world} "
-          f"process(es) on {ranks.device}, sandbox: {setup.sandbox.tier}")
+          f"process(es) on {ranks.device}, sandbox: {sandbox.tier}")
 
 
 # --- tasks.jsonl --------------------------------------------------------------------------------------------
@@ -602,30 +572,23 @@ def write_checkpoint(run: RunDir, state: State, setup: Setup) -> None:
     part.rename(final)
 
 
-def read_state(run: RunDir, step: int) -> tuple[list[Member], Archive, dict]:
-    """Returns members, archive and metadata of a checkpoint. What the logs say after it does not count."""
-    path = run.path / f"step_{step}" / "state.json"
-    with readable(f"{path} is damaged: restore it"):
-        metadata = json_object(path.read_bytes())
-    members = list(map(Member.from_json, metadata["members"]))
-    tasks = list(map(task_of, metadata["seeds"]))
-    for row in run.rows("tasks.jsonl"):
-        if row["step"] < step and not row["reason"]:
-            tasks.append(task_of(row))
-    return members, archive_of(tasks), metadata
-
-
 def restore(run: RunDir, setup: Setup, step: int) -> State:
     """Returns the state of checkpoint step_`step`; adapters are filled in place, the logs cut back to it.
     Raises UserError for another base, another --tasks file, or a damaged checkpoint."""
-    members, archive, metadata = read_state(run, step)
+    place = run.path / f"step_{step}"
+    with readable(f"{place}/state.json is damaged: restore it"):
+        metadata = json_object((place / "state.json").read_bytes())
     anew = "give it back, or start anew under another --name"
     demand(metadata["base_files"] == setup.base_hash, f"{run.path} was trained on another base: {anew}")
     demand(metadata["tasks_file"] == setup.tasks_hash,
            f"--tasks {setup.cfg.tasks} is another file than {run.path} began with: {anew}")
     for name, size in run.sizes().items():
         demand(size >= metadata["logs"][name], f"{run.path / name} is shorter than step_{step} says: {anew}")
-    place = run.path / f"step_{step}"
+    tasks = list(map(task_of, metadata["seeds"]))
+    for row in run.rows("tasks.jsonl"):
+        if row["step"] < step and not row["reason"]:
+            tasks.append(task_of(row))
+    members = list(map(Member.from_json, metadata["members"]))
     adam = Adam(setup.adapters)
     adam.steps.copy_(torch.tensor(metadata["optimizer_steps"]))
     for slot, name in slots(members).items():
@@ -639,19 +602,8 @@ def restore(run: RunDir, setup: Setup, step: int) -> State:
     return State(
         step=step,
         members=members,
-        archive=archive,
+        archive=archive_of(tasks),
         heldout=list(map(task_of, metadata["heldout"])),
         unseen=list(map(task_of, metadata["unseen"])),
         totals=metadata["totals"],
         adam=adam)
-
-
-@contextlib.contextmanager
-def opened(path: str, device: str = "auto", **changes: object) -> Iterator[tuple[Setup, State]]:
-    """Yields a run at its last checkpoint, to be looked at; changes: of its flags."""
-    ranks, run = Ranks.join(device), RunDir(path, writes=False)
-    demand(run.steps(), f"{path}: no checkpoint; give the directory of a run, out/NAME")
-    cfg, base = prepare(dataclasses.replace(config_of(run.config()), **changes), ranks)
-    with open_sandbox("auto", cfg.prompt_format) as sandbox:
-        setup = populate(cfg, base, ranks, sandbox)
-        yield setup, restore(run, setup, run.steps()[-1])

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import random
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -132,14 +131,6 @@ class RoleRows:
 def make_rng(*key: int) -> random.Random:
     """Returns a generator that depends on (seed, step, phase, member, index) alone."""
     return random.Random("/".join(map(str, key)))
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """Returns the mean of the values that are not None; None if there are none, since JSON has no nan."""
-    known = [v for v in values if v is not None]
-    if not known:
-        return None
-    return sum(known) / len(known)
 
 
 def solve_rate(verdicts: list[str]) -> float | None:

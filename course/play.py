@@ -5,19 +5,37 @@
 
 An empty line ends the game. Answers and programs run in the sandbox, like the members' own.
 """
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 
 import selfplay
 from common import Refused, UserError, demand, leave, parser_of, visible
+from config import config_of
 from evolve import Member, members_of
 from measure import format_task
-from run import State, opened, task_rows
+from ranks import Ranks
+from run import RunDir, State, populate, prepare, restore, task_rows
 from selfplay import RATINGS, ProposalRecord, Setup
 from tasks import TASK_TYPES, verify_answers
 from tasks.prompts import Answer
+from verifier import open_sandbox
 
 N_ATTEMPTS = 4                      # of a student at a task
 FIRST_STEP = 10 ** 6                # no run has so many steps: the game's draws are none of the run's
+
+
+@contextmanager
+def opened(path: str) -> Iterator[tuple[Setup, State]]:
+    """Yields a run at its last checkpoint."""
+    ranks, run = Ranks.join("auto"), RunDir(path, writes=False)
+    demand(run.steps(), f"{path}: no checkpoint; give the directory of a run, out/NAME")
+    cfg = replace(config_of(run.config()), n_prompts=1, samples_per_task=N_ATTEMPTS)
+    cfg, base = prepare(cfg, ranks)
+    with open_sandbox("auto", cfg.prompt_format) as sandbox:
+        setup = populate(cfg, base, ranks, sandbox)
+        yield setup, restore(run, setup, run.steps()[-1])
 
 
 def a_task_of(s: Setup, state: State, teacher: Member, step: int) -> ProposalRecord | None:
@@ -86,7 +104,7 @@ def rate(you: Member, student: Member, surprise: float) -> None:
 
 def play(path: str, teach: bool) -> None:
     """Plays from the run's last checkpoint. Raises UserError if there is none."""
-    with opened(path, n_prompts=1, samples_per_task=N_ATTEMPTS) as (s, state):
+    with opened(path) as (s, state):
         demand(s.base.prompt_format == "micro", f"{path}: this game is for runs of the micro base")
         you = Member("you", "teacher" if teach else "student", -1, RATINGS.new())
         for step in count(FIRST_STEP):

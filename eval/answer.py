@@ -21,7 +21,7 @@ from eval.stats import bootstrap, pass_at_k, wilson
 from evolve import member_order
 from lora import Adapters
 from ranks import Ranks
-from run import RunDir, members_dir, open_base, plan
+from run import RunDir, members_dir, prepare
 from selfplay import Setup, write
 from tasks.base import UNJUDGED
 from tasks.programs import Limits
@@ -116,10 +116,10 @@ def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:
         max_new_tokens=args.max_new_tokens,
         rollout_batch=args.rollout_batch,
         dtype=args.dtype,
-        dedupe="off"
+        dedupe="off",
+        pop=2
     )
-    cfg, _, _ = plan(cfg, ranks)
-    base = open_base(cfg, ranks)
+    cfg, base = prepare(cfg, ranks)
     base_hash = files_hash(base.path)
     adapters = None
     if paths:
@@ -254,7 +254,7 @@ def answer_all(
             questions.sort(key=lambda question: question[0])
             for start in range(0, len(questions), size):
                 own = answer_part(args, setup, slots, questions[start : start + size], judge)
-                out.append("answers.jsonl", [row for row in own if row["verdict"] != UNJUDGED])
+                out.append(answers=[row for row in own if row["verdict"] != UNJUDGED])
                 rows += own
                 bar.update(len(own))
     wanted = {(item.bench, item.id) for item in items}

@@ -203,16 +203,15 @@ def progress(run: RunLog) -> dict[str, list[Line]]:
     """Returns the curves of run.html by the names that it gives them."""
     return dict(
         solved=[
-            Line("every step", run.points("solve_rate"), "s3", "thin"),
             bold("frozen base", run.points("base_solve"), "base"),
-            bold("students", run.points("student_solve"), "s0")],
+            bold("students", run.points("solve_rate"), "s0")],
         statements=by_member(run, "teacher", "statements"),
         structures=[bold("structures", run.points("unique_structures"), "t0")],
         refused=[*by_name(run, "refused"), bold("valid", run.points("valid"), "m7")],
         useless=[
             Line("nobody solves", run.points("solve_0"), "m0"),
             Line("all solve", run.points("solve_1"), "m1"),
-            Line("duplicates", run.points("duplicates"), "m2")],
+            Line("duplicates", run.points("refused", "duplicate"), "m2")],
         guessing=[bold("tasks", run.points("beats_guessing"), "m2")],
         kinds=by_name(run, "task_types", "solve_rate"),
         family=family(run),

@@ -54,9 +54,9 @@ def test_probe(setup):
     state = state_of([T0, S0, S1], current[:1], unseen)
     told = measure.probe(s, state, batch, 0)
     assert set(told["heldout_greedy"]) == {"S0", "S1"} and told["heldout_n"] == 1
-    assert told["heldout_greedy_base"] in (0.0, 1.0) and told["heldout_by_type"]["code_o"].keys() == {"S0", "S1", "base"}
-    assert told["student_solve"] == 0.25 and told["probe_tokens"] > 0
-    assert selfplay.mean(p.base_rate for p in batch) == told["base_solve"] > 0, "each task notes what the base did"
+    assert told["heldout_greedy_base"] in (0.0, 1.0)
+    assert told["probe_tokens"] > 0
+    assert measure.mean(p.base_rate for p in batch) == told["base_solve"] > 0, "each task notes what the base did"
     assert set(told["unseen"]["code_i"]) == set(told["unseen_think"]["code_i"]) == {"T0", "S0", "S1", "base"}
     assert told["unseen_n"] == Counter(code_i=3)
     later = measure.probe(s, state, [], 9)                      # the last step has a probe, too
@@ -64,18 +64,16 @@ def test_probe(setup):
     assert measure.probe(s, state, batch, 5) == {} and measure.probe(s, state_of([S0]), [], 4) == dict(probe_tokens=0)
 
 
-def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
-    """Greedily they say the same, bit for bit; members that have learned are asked themselves."""
+def test_greedily_members_that_have_learned_differ(setup, population):
+    """Fresh ones write what the base writes, bit for bit."""
     s = setup(probe_every=1)
-    s = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=0.0))
     tasks = made(s, "code_o", "x=x+1", "x=x*2")
     names = {"S0": 0, "S1": 1, "base": -1}
-    found, _, n_tokens = measure.ask_greedily(s, names, tasks, 0)
-    alone, _, n_alone = measure.ask_greedily(s, {"base": -1}, tasks, 0)
-    assert n_tokens == n_alone and found["S0"] == found["S1"] == found["base"] == alone["base"]
-    moved = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=3.0))
-    found, _, _ = measure.ask_greedily(moved, names, tasks, 0)
-    assert found["base"] == alone["base"] and found["S0"] != found["base"]
+    for b_std in 0.0, 3.0:
+        s = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=b_std))
+        found, _, _ = measure.ask_greedily(s, names, tasks, 0)
+        alone, _, _ = measure.ask_greedily(s, {"base": -1}, tasks, 0)
+        assert found["base"] == alone["base"] and (found["S0"] == found["base"]) == (b_std == 0)
 
 
 def test_a_type_has_its_own_tasks():
@@ -86,19 +84,11 @@ def test_a_type_has_its_own_tasks():
 
 def test_what_a_group_of_proposals_looks_like():
     told = measure.describe(three())
-    assert (told["n"], told["valid"], told["reasons"], told["duplicates"]) == (3, 2 / 3, dict(syntax=1), 0)
+    assert (told["n"], told["valid"], told["reasons"]) == (3, 2 / 3, dict(syntax=1))
     assert (told["solve_rate"], told["solve_0"], told["solve_1"]) == (.25, .5, 0)
     assert (told["answers"], told["malformed"], told["statements"]) == (8, .25, 1), "a return counts for nothing"
     empty = measure.describe([])
     assert empty["valid"] == 0 and empty["solve_rate"] is None and empty["statements"] is None
-
-
-def test_who_thinks():
-    """Of hand-made answers: two of S0's four think, none of S1's two."""
-    batch = three()[:2]
-    batch[0].answers = {"S0": [">1\n=2", "=2"], "S1": ["=2", "=3"]}
-    batch[1].answers = {"S0": [">1\n>2\n=2", "=20"]}
-    assert measure.thinking(batch, "micro") == {"T0": [False, False], "S0": [True, False, True, False], "S1": [False, False]}
 
 
 def test_tokens_are_spent_without_those_of_probes():
@@ -177,7 +167,7 @@ TASK = dict(step=3, teacher="T0", kind="code_o", reason="", reward=0.5, id=1, pr
 
 def test_a_task_for_people():
     plain = measure.format_task(TASK)
-    for said in "solved 0.50, reward 0.50", "    7 -> 7", "S1 wrong x2  =8", "S1 correct x1  >7 / =7":
+    for said in "solved 0.50, reward 0.50", "    7 -> 7", "S1 wrong  =8", "S1 correct  >7 / =7":
         assert said in plain
     assert "refused: syntax" in measure.format_task(dict(step=0, teacher="T0", kind="code_o", reason="syntax", reward=-1.0, text="def"))
 

@@ -94,10 +94,14 @@ def test_metrics(finished):
     """What a run measures in which step."""
     metrics = rows(finished)
     for row in metrics:
-        assert ("heldout_greedy" in row) == ("student_solve" in row) == (row["step"] in (0, 2, 3)), row["step"]
+        assert ("heldout_greedy" in row) == ("base_solve" in row) == (row["step"] in (0, 2, 3)), row["step"]
         assert set(row["task_types"]) == {"code_o", "code_i", "code_f"} and len(row["members"]) == 2 * len(ROLES)
         assert set(row["seconds"]) == set("propose verify solve probe update measure evolve".split())
         assert sum(row["reasons"].values()) == round((1 - row["valid"]) * row["n"])
+        for name, m in row["members"].items():              # what thinks begins with its trace
+            answers = [text for task in rows(finished, "tasks") if task["step"] == row["step"] for text in task.get("answers", {}).get(name, ())]
+            if m["role"] == "student" and answers:
+                assert m["think"] == pytest.approx(sum(text.lstrip()[:1] in "<>" for text in answers) / len(answers))
     assert [row["tokens_generated"] for row in metrics] == sorted({row["tokens_generated"] for row in metrics})
 
 
@@ -136,11 +140,6 @@ def test_a_clear_sentence(micro_base, tmp_path, flags, match):
     with pytest.raises(UserError, match=match):
         train.main(config.config_of(config.parse_args(None, given)))
     assert not list(tmp_path.glob("run/*.jsonl"))
-
-
-def test_one_adapter_is_no_population(finished, run):
-    with pytest.raises(UserError, match="is one adapter: give a directory that holds such a folder for each member"):
-        run(init=next((finished / "step_4").glob("T*")))
 
 
 def test_a_step_without_valid_proposals_is_survived(run):

@@ -33,7 +33,7 @@ def invent(path: Path, steps: int = 6, text: str = "", gain: float = 1.0, **flag
     for step in range(steps):
         measures = dict(mu=25.0 + step, sigma=8.0, reward=0.5, think=0.1, entropy=1.0, cosine=0.2, lr=1e-3, solve_rate=0.5, statements=2.5)
         names = ["T0" if step < 3 else "T2", "T1", "S0", "S1"]
-        row = dict(step=step, n=4, valid=0.5, reasons=dict(syntax=2), solve_rate=0.5, solve_0=0.2, solve_1=0.3, duplicates=0.1, think=0.1,
+        row = dict(step=step, n=4, valid=0.5, reasons=dict(syntax=2), solve_rate=0.5, solve_0=0.2, solve_1=0.3, think=0.1,
                    beats_guessing=0.8, members={name: measures | dict(role=dict(T="teacher", S="student")[name[0]]) for name in names},
                    task_types=dict(code_o=dict(solve_rate=0.5)), alarms={}, unique_structures=50, tokens_generated=1000 * (step + 1),
                    seconds=dict(solve=60.0))
