@@ -18,6 +18,7 @@ from typing import NoReturn
 
 class UserError(Exception):
     """Says that what the user gave cannot be used; the text says what would be."""
+    code = 2
 
 
 class Stopped(Exception):
@@ -57,11 +58,9 @@ def number_from(function: Callable, *arguments: object) -> float:
     later, or never."""
     number = function(*arguments)
     is_number = isinstance(number, (int, float)) and math.isfinite(number)
-    code = getattr(function, "__code__", None)          # a class has none
-    place = f"{function!r}"
-    if code:
-        place = f"{function.__qualname__} ({code.co_filename}, line {code.co_firstlineno})"
-    assert is_number, f"{place} returned {number!r}: it has to return a finite int or float"
+    code = function.__code__
+    assert is_number, (f"{function.__qualname__} ({code.co_filename}, line {code.co_firstlineno}) returned "
+                       f"{number!r}: it has to return a finite int or float")
     return number
 
 
@@ -78,12 +77,10 @@ def leave(name: str, main: Callable[[], int | None]) -> NoReturn:
     traceback."""
     try:
         sys.exit(main())
-    except UserError as error:
-        said, code = error, 2
+    except (UserError, Stopped) as error:
+        said, code = error, error.code
     except OSError as error:
         said, code = error, 1
-    except Stopped as stop:
-        said, code = stop, stop.code
     except KeyboardInterrupt:
         said, code = "interrupted", 130
     # of several processes one says that a run has stopped

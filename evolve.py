@@ -14,7 +14,7 @@ from random import Random
 
 import torch
 
-from common import demand, leave, number_from, parser_of
+from common import demand, leave, parser_of
 from config import Config, Numbers
 from lora import TARGETS, Adapters, name_of
 from operators import BY_NAME, CROSSOVERS, MUTATIONS, OPERATORS, adapter_cosines, dw_norm
@@ -128,7 +128,7 @@ def match(
             pool = list(students)
         weights = []
         for student in pool:
-            weights.append(number_from(WEIGHTS[mode], p_beats(teacher, student)))
+            weights.append(WEIGHTS[mode](p_beats(teacher, student)))
         total = sum(weights) or 1.0                 # 0: every result is certain, and only the floor is left
         shares = []
         for weight in weights:

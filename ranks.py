@@ -39,17 +39,14 @@ def send(x: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     return x.to(device)
 
 
-def pick_card(device: str, world: int) -> str:
+def pick_card(device: str) -> str:
     """Returns the name of this process's card and makes it the current one. Raises UserError if there is
     none."""
-    demand(torch.cuda.is_available(), f"--device {device}: torch sees no CUDA device; use --device cpu")
-    demand(world == 1 or device == "cuda",
-           f"--device {device} names one card for {world} processes: give cuda")
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     n_cards = torch.cuda.device_count()
     demand(torch.device(device).index < n_cards, f"--device {device}: torch sees {n_cards} card(s): name "
-           "another, or lower torchrun's --nproc_per_node")
+           "another, give cpu, or lower torchrun's --nproc_per_node")
     torch.cuda.set_device(device)
     # cuDNN's attention plans anew for every shape, half a second each, and nearly every shape is new
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -61,9 +58,8 @@ def reuse_memory() -> None:
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):                        # musl has none
-        libc.mallopt(-3, 1 << 25)                       # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 1 << 29)                       # M_TRIM_THRESHOLD
+    libc.mallopt(-3, 1 << 25)                           # M_MMAP_THRESHOLD
+    libc.mallopt(-1, 1 << 29)                           # M_TRIM_THRESHOLD
 
 
 # --- several processes, one population ----------------------------------------------------------------------
@@ -83,13 +79,11 @@ class Ranks:
                f"--device {device}: give auto, cpu, cuda or cuda:1")
         rank = int(os.environ.get("RANK", 0))
         world = int(os.environ.get("WORLD_SIZE", 1))
-        demand(0 <= rank < world, f"RANK is {rank} in the environment, but WORLD_SIZE makes {world} "
-               "process(es): unset both, or start by torchrun, which sets them")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         on_gpu = device != "cpu"
         if on_gpu:
-            device = pick_card(device, world)
+            device = pick_card(device)
         reuse_memory()
         if world > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if on_gpu else "gloo")
@@ -139,11 +133,7 @@ class Ranks:
         them."""
         if self.world == 1:
             return make()
-
-        def make_once() -> object:
-            return make() if self.rank == 0 else None
-
-        return self.share(self.together(make_once), 0)
+        return self.share(self.together(lambda: make() if self.rank == 0 else None), 0)
 
     def broadcast_tensors(self, tensors: list[torch.Tensor]) -> None:
         """Gives all processes what process 0 has in these, bit for bit."""
@@ -160,19 +150,13 @@ class Ranks:
         padded[:len(own)] = own
         everybody = [torch.empty_like(padded) for _ in n_rows]
         dist.all_gather(everybody, padded)
-        rows = []
-        for theirs, n in zip(everybody, n_rows):
-            rows.append(theirs[:n])
-        return torch.cat(rows)
+        return torch.cat([theirs[:n] for theirs, n in zip(everybody, n_rows)])
 
     def check_equal(self, tensors: list[torch.Tensor], where: str) -> None:
         """Ends all processes if these float32 tensors are not the same, bit for bit, in all of them."""
         if self.world == 1:
             return
-        sums = []
-        for x in tensors:
-            sums.append(x.detach().view(torch.int32).sum(dtype=torch.int64))
-        own = torch.stack(sums)
+        own = torch.stack([x.detach().view(torch.int32).sum(dtype=torch.int64) for x in tensors])
         everybody = self.gather(own[None], [1] * self.world)            # (world, tensors)
         assert (everybody == everybody[0]).all(), f"{where}: the processes hold different adapters"
 

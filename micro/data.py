@@ -27,6 +27,7 @@ MIXTURE = {
     "math direct": 0,
 }
 TRACED = ("out", "inp", "math")             # kinds whose answer has a trace, or is given directly
+THINKING = .22                              # share of their answers that have a trace in phase 2
 MATH_IN_PHASE_2 = .06                       # at the small share of phase 1 the habit would not turn
 # Weights of 0, 1, 2, ... statements, as programs.N_STATEMENTS, or of a puzzle's variables
 N_PROPOSED = (0, 50, 27, 12, 6, 3, 2)       # in what it proposes: teachers start where the base does well
@@ -49,15 +50,15 @@ class Example:
     answer: str
 
 
-def habit(thinking: float) -> dict[str, float]:
-    """Returns the mixture of phase 2, which takes away the habit of thinking and leaves the skill. This share
-    of the answers that can have a trace has one. All else is as in phase 1."""
+def habit() -> dict[str, float]:
+    """Returns the mixture of phase 2, which takes away the habit of thinking and leaves the skill. Of the
+    answers that can have a trace this share, THINKING, has one. All else is as in phase 1."""
     mixture = MIXTURE | {"math": MATH_IN_PHASE_2}
     for kind in TRACED:
         direct = f"{kind} direct"
         share = mixture[kind] + mixture[direct]
-        mixture[kind] = share * thinking
-        mixture[direct] = share * (1 - thinking)
+        mixture[kind] = share * THINKING
+        mixture[direct] = share * (1 - THINKING)
     return mixture
 
 

@@ -7,19 +7,17 @@ Programs of two and more statements are reserved ones, which training never saw.
 programs of one statement, so those are seen programs on fresh inputs (and so are puzzles of two variables).
 
 The rows are out (output task), inp (input task), fun (program from 4 pairs, graded on 4 hidden ones), math
-(word problem, by events) and logic (puzzle, by variables from 2 on). Kinds whose answer can have a trace have
-four: greedy      accuracy, greedily decoded thinks      share of these answers that think, that is, write the
-trace thinks @1   the same share at temperature 1 thinking    accuracy, greedy, when the first token is forced
-to open the trace
+(word problem, by events) and logic (puzzle, by variables from 2 on). `greedy` is the accuracy, greedily
+decoded. If answers can have a trace, `thinks` is the share at temperature 1 that have one, and `thinking` the
+greedy accuracy when the first token is forced to open it.
 """
-import operator
 import random
 from collections import defaultdict
 from statistics import fmean
 
 import torch
 
-from common import demand, leave, parser_of
+from common import leave, parser_of
 from generate import Prompts, SamplingParams, generate
 from micro import data
 from model import Base
@@ -47,8 +45,9 @@ SIZES = {
     "logic": range(2, 5),
 }
 SEEN = {"logic": 2}                 # largest size of which training saw the programs; of the others 1
-OPENS_TRACE = {"out": ">", "inp": "<", "math": ">"}            # the first character of an answer that thinks
+OPENS_TRACE = {"out": ">", "inp": "<", "math": ">"}            # the first token of an answer that thinks
 LIMITS = Limits.for_format("micro")
+SEED = 99                           # of the tasks
 MAX_NEW_TOKENS = 96                 # the longest traces; training cuts at 80
 
 
@@ -70,40 +69,22 @@ def draw_tasks(row: str, size: int, n: int, seed: int | str) -> list[Task]:
     return tasks
 
 
-@torch.inference_mode()
-def likeliest(base: Base, prompts: list[list[int]], start: str) -> list[int]:
-    """Returns after each prompt the likeliest of the tokens whose text begins with `start`."""
-    vocabulary = base.tokenizer.convert_ids_to_tokens(range(base.model.cfg.vocab_size))
-    barred = torch.tensor([not token.startswith(start) for token in vocabulary])
-    tokens = []
-    for ids in prompts:
-        hidden = base.model(torch.tensor([ids]))                    # (1, T, C)
-        logits = base.model.logits(hidden[0, -1])                   # (V,)
-        tokens.append(int(logits.masked_fill(barred, -torch.inf).argmax()))
-    return tokens
-
-
 def write(
     base: Base,
     prompts: list[Prompt],
     temperature: float,
     key: tuple[int, ...],
-    forced: str = "",                   # an answer's first token is the likeliest of those that start so
+    forced: str = "",                   # how each answer begins
 ) -> list[str]:
     """Returns one answer to each prompt."""
-    ids = [render(prompt, base.prompt_format, base.tokenizer).ids for prompt in prompts]
-    begun = [""] * len(prompts)
-    if forced:
-        first = likeliest(base, ids, forced)
-        begun = base.tokenizer.convert_ids_to_tokens(first)
-        for prompt, token in zip(ids, first):
-            prompt.append(token)
+    begun = base.tokenizer.encode(forced)
+    ids = [render(prompt, base.prompt_format, base.tokenizer).ids + begun for prompt in prompts]
     keys = [(*key, i) for i in range(len(ids))]
     nobody = [-1] * len(ids)                                        # the base without an adapter
     sampling = SamplingParams(temperature=temperature, max_new_tokens=MAX_NEW_TOKENS)
     rollout = generate(base, None, Prompts(ids, nobody, keys), sampling)
     rests = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
-    return list(map(operator.add, begun, rests))
+    return [forced + rest for rest in rests]
 
 
 def answers(
@@ -124,18 +105,17 @@ def answers(
     return verdicts.count(["correct"]) / n, n_thinking / n
 
 
-def solving(base: Base, sandbox: Sandbox, row: str, n: int, seed: int) -> dict[str, list[float]]:
+def solving(base: Base, sandbox: Sandbox, row: str, n: int) -> dict[str, list[float]]:
     """Returns the rows of one task type: {measure: [value by size]}."""
     values = defaultdict(list)
     for size in SIZES[row]:
-        tasks = draw_tasks(row, size, n, seed)
-        key = seed, list(SIZES).index(row), size
-        correct, thinks = answers(base, sandbox, tasks, key, 0.0)
+        tasks = draw_tasks(row, size, n, SEED)
+        key = SEED, list(SIZES).index(row), size
+        correct, _ = answers(base, sandbox, tasks, key, 0.0)
         values["greedy"].append(correct)
         if row in OPENS_TRACE:
-            values["thinks"].append(thinks)
             _, thinks = answers(base, sandbox, tasks, key, 1.0)
-            values["thinks @1"].append(thinks)
+            values["thinks"].append(thinks)
             correct, _ = answers(base, sandbox, tasks, key, 0.0, OPENS_TRACE[row])
             values["thinking"].append(correct)
     return values
@@ -153,17 +133,14 @@ def main() -> None:
     parser = parser_of("python -m micro.evaluate", __doc__)
     parser.add_argument("base", help="model directory whose prompt_format is micro")
     parser.add_argument("--n", type=int, default=100, help="tasks per cell")
-    parser.add_argument("--seed", type=int, default=99)
     args = parser.parse_args()
     torch.set_num_threads(1)
     base = load_base(args.base)
-    demand(base.prompt_format == "micro",
-           f"{args.base} wants the {base.prompt_format} prompt format: give a micro base")
     sizes = "".join(map("{:<5}".format, range(1, 7)))
     print(f"{'statements':18s}{sizes} mean")
     with open_sandbox("auto", base.prompt_format, workers=1) as sandbox:
         for row in SIZES:
-            for name, values in solving(base, sandbox, row, args.n, args.seed).items():
+            for name, values in solving(base, sandbox, row, args.n).items():
                 print(line(row, name, values), flush=True)
 
 

@@ -2,19 +2,15 @@
 
     python -m micro.make                                            # both phases: hours on one core
     python -m micro.make --phase 2                                  # the second alone, on micro/phase1
-    python -m micro.make --phase 2 --thinking .04 --out out/rare    # a base that thinks more seldom
     python -m micro.make --phase 1 --tokens 2e6 --out out/tiny      # a quick one to try a change on
     python -m micro.evaluate micro/base                             # what it can do
 
 Phase 1 (OUT/phase1) teaches the skills: write programs, and answer with a trace of the values. Phase 2
 (OUT/base) takes the habit away and leaves the skill (micro/README.md). The data (micro/data.py) are generated
-as training goes, and no program reserved for evaluation enters them. Every draw is keyed by the seed and the
+as training goes, and no program reserved for evaluation enters them. Every draw is keyed by SEED and the
 number of the pool of examples, and the schedule counts tokens, so a run can be repeated.
 """
-import argparse
-import hashlib
 import json
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +30,7 @@ from weights import read_weights
 
 # Digits, capitals and the openings of lists are tokens of their own: a value is always cut the same way.
 PRE_TOKENS = r"\[::-1\]|[A-Z]|[\[,]\d|\d|[^\dA-Z\[,]+|[\[,]"
+SEED = 1
 PAD, EOS = 0, 1
 VOCAB = 384
 SHAPE = dict(
@@ -66,13 +63,13 @@ class Row:
         return len(self.prompt) + len(self.answer)
 
 
-def train_tokenizer(seed: str, n: int = 20000) -> Tokenizer:
+def train_tokenizer(n: int = 20000) -> Tokenizer:
     """Returns a BPE over n examples. Ids 0 and 1 are <pad> and <eos>; printable ASCII and newline are in
     it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PRE_TOKENS), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    rng = Random(f"{seed}/tokenizer")
+    rng = Random(f"{SEED}/tokenizer")
     texts = []
     for _ in range(n):
         example = data.example(rng)
@@ -117,9 +114,9 @@ def tensors(batch: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     return pad_sequence(ids, batch_first=True, padding_value=PAD), pad_sequence(mask, batch_first=True)
 
 
-def new_model(seed: int) -> Model:
+def new_model() -> Model:
     """Returns a fresh float32 model: normal(0.02), smaller where a residual branch ends; biases are zero."""
-    torch.manual_seed(seed)
+    torch.manual_seed(SEED)
     model = Model(ModelConfig(vocab_size=VOCAB, **SHAPE))
     n_branches = 2 * SHAPE["num_hidden_layers"]     # whose results the residual stream adds up
     for name, p in model.named_parameters():
@@ -204,7 +201,6 @@ def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, floa
             others.append(p)
     opts = [Muon(matrices, lr), torch.optim.AdamW(others, lr=lr, betas=(.9, .95), weight_decay=0.)]
     step = n_tokens = pool = 0
-    began = time.monotonic()
     while n_tokens < tokens:
         losses = []
         for batch in pool_batches(f"{seed}/pool/{pool}", mixture, tokenizer):
@@ -220,9 +216,8 @@ def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, floa
             step += 1
             n_tokens += sum(row.n_tokens for row in batch)
         pool += 1
-        elapsed = time.monotonic() - began
-        print(f"step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {fmean(losses):.4f}  "
-              f"lr {rate:.1e}  {n_tokens / elapsed:6.0f} tokens/s  {elapsed / 60:5.1f} min", flush=True)
+        print(f"step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {fmean(losses):.4f}  lr {rate:.1e}",
+              flush=True)
 
 
 def config_of(model: Model) -> dict:
@@ -258,7 +253,7 @@ TOKENIZER_CONFIG = dict(
 
 
 def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
-    """Writes the Hugging Face directory: weights in bfloat16, tokenizer, held-out tasks. Prints its hash."""
+    """Writes the Hugging Face directory: weights in bfloat16, tokenizer, held-out tasks."""
     out.mkdir(parents=True, exist_ok=True)
     weights = {}
     for name, p in model.named_parameters():
@@ -273,8 +268,6 @@ def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
     tokenizer.save(str(out / "tokenizer.json"))
     lines = [json.dumps(task) + "\n" for task in heldout()]
     (out / "heldout.jsonl").write_text("".join(lines))
-    digest = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
-    print(f"{out}  sha256 {digest[:16]}", flush=True)
 
 
 def heldout(n_outputs: int = 476, n: int = 96) -> list[dict]:
@@ -298,39 +291,29 @@ def heldout(n_outputs: int = 476, n: int = 96) -> list[dict]:
     return rows
 
 
-def parse_args() -> argparse.Namespace:
-    """Reads the command line."""
+def main() -> None:
+    """Runs the phases asked for, each into its directory under --out."""
     parser = parser_of("python -m micro.make", __doc__)
     parser.add_argument("--phase", choices=("1", "2", "both"), default="both")
     parser.add_argument("--tokens", type=float, help="of a phase, prompts included; 48e6 and 1.6e6")
-    parser.add_argument("--lr", type=float, help="peak learning rate of a phase; 3e-3 and 3e-4")
-    parser.add_argument("--thinking", type=float, default=.22,
-                        help="share of the answers with a trace in phase 2's data")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", default="micro", help="writes OUT/phase1 and OUT/base")
-    return parser.parse_args()
-
-
-def main(cfg: argparse.Namespace) -> None:
-    """Runs the phases asked for, each into its directory under cfg.out."""
-    out = Path(cfg.out)
-    start = out / "phase1"
+    args = parser.parse_args()
+    start = Path(args.out, "phase1")
     torch.set_num_threads(1)
-    if cfg.phase != "2":
-        tokenizer = train_tokenizer(f"{cfg.seed}")
-        model = new_model(cfg.seed)
-        train(model, tokenizer, f"{cfg.seed}", data.MIXTURE, cfg.tokens or 48e6, cfg.lr or 3e-3)
+    if args.phase != "2":
+        tokenizer = train_tokenizer()
+        model = new_model()
+        train(model, tokenizer, f"{SEED}", data.MIXTURE, args.tokens or 48e6, 3e-3)
         write_directory(model, tokenizer, start)
-    if cfg.phase != "1":
+    if args.phase != "1":
         if not start.exists():
             start = COMMITTED / "phase1"
         tokenizer = Tokenizer.from_file(f"{start}/tokenizer.json")
-        model = new_model(cfg.seed)             # its layers apart: load_model fuses them, for frozen weights
+        model = new_model()                     # its layers apart: load_model fuses them, for frozen weights
         model.load_state_dict(read_weights(start, torch.float32, "cpu"))
-        habit = data.habit(cfg.thinking)
-        train(model, tokenizer, f"{cfg.seed}/habit", habit, cfg.tokens or 1.6e6, cfg.lr or 3e-4)
-        write_directory(model, tokenizer, out / "base")
+        train(model, tokenizer, f"{SEED}/habit", data.habit(), args.tokens or 1.6e6, 3e-4)
+        write_directory(model, tokenizer, Path(args.out, "base"))
 
 
 if __name__ == "__main__":
-    leave("micro.make", lambda: main(parse_args()))
+    leave("micro.make", main)

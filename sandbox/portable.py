@@ -215,32 +215,22 @@ class Interpreter:
         return items
 
     def comprehend(self, item: ast.expr, parts: list[ast.comprehension]) -> list:
-        """Returns the list of [item for ... in ... if ...], with one `for` or several."""
-        first = self.items(parts[0].iter)       # sees the variables around it, as in Python
+        """Returns the list of [item for ... in ... if ...] with one `for`."""
+        match parts:
+            case [ast.comprehension(ast.Name(name), source, tests, 0)]:
+                items = self.items(source)      # sees the variables around it, as in Python
+            case _:
+                raise Stopped("unsupported: such a comprehension")
         around = self.variables
         self.variables = dict(around)
-        for part in parts:
-            if not isinstance(part.target, ast.Name) or part.is_async:
-                raise Stopped("unsupported: such a comprehension")
-            self.variables.pop(part.target.id, None)        # its own variables have no value yet
-        result = self.collect(item, first, parts)
-        self.variables = around
-        return result
-
-    def collect(self, item: ast.expr, items: Iterable, parts: list[ast.comprehension]) -> list:
-        """Returns the values of `item` where the first part goes through these items."""
-        part, *inner = parts
         result = []
         for value in items:
             self.pay()
-            self.variables[part.target.id] = value
-            if not all(map(self.value, part.ifs)):
-                continue
-            if inner:
-                result += self.collect(item, self.items(inner[0].iter), inner)
-            else:
+            self.variables[name] = value
+            if all(map(self.value, tests)):
                 result.append(self.value(item))
         self.pay(result)
+        self.variables = around
         return result
 
 

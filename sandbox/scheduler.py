@@ -97,11 +97,6 @@ class ForkServer:
             self.process = subprocess.Popen([sys.executable, "-sSB", file], env=environment, cwd="/",
                                             pass_fds=fds, start_new_session=True, stdin=null, stdout=null,
                                             stderr=self.result)     # until it is locked up
-        except OSError:
-            self.control.close()
-            os.close(self.job)
-            os.close(self.result)
-            raise
         finally:
             theirs.close()
             os.close(owner)

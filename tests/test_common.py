@@ -38,8 +38,7 @@ def test_what_somebody_added_returns_a_number():
         """A function whose `return` was forgotten."""
 
     assert number_from(lambda x: x / 2, 3) == 1.5
-    for slip, told in ((forgets, r"forgets \(.*test_common.py, line \d+\) returned None"), (lambda: float("nan"), "returned nan"),
-                       (dict, "<class 'dict'> returned {}")):
+    for slip, told in ((forgets, r"forgets \(.*test_common.py, line \d+\) returned None"), (lambda: float("nan"), "returned nan")):
         with pytest.raises(AssertionError, match=f"{told}: it has to return a finite int or float"):
             number_from(slip)
 

@@ -1,8 +1,8 @@
 """The micro domain: its rows are tasks and answers of self-play, its traces are true, what is reserved stays out of training."""
-import argparse
 import hashlib
 import random
 import re
+import sys
 from copy import copy
 
 import pytest
@@ -37,10 +37,10 @@ def test_stream_is_that_of_the_bundled_base():
     assert digest[:16] == "19dc21efe46b5dfb"
 
 
-@pytest.mark.parametrize("thinking", [None, .24])
+@pytest.mark.parametrize("thinking", [None, data.THINKING])
 def test_the_mixture_is_what_is_drawn(thinking):
     """In phase 2 the wanted share of the answers that can have a trace has one; all else is asked as often as in phase 1."""
-    mixture = data.habit(thinking) if thinking else data.MIXTURE
+    mixture = data.habit() if thinking else data.MIXTURE
     rng = random.Random(1)
     drawn = [data.example(rng, mixture=mixture) for _ in range(2000)]
     for kind, share in mixture.items():
@@ -124,7 +124,7 @@ def test_bundled_base(micro_base, sandbox):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return make.train_tokenizer(seed=1, n=3000)
+    return make.train_tokenizer(n=3000)
 
 
 def test_tokenizer_round_trip(tokenizer):
@@ -156,14 +156,15 @@ def test_muon_orthogonalises():
 
 def test_the_second_phase_starts_from_the_first(tmp_path, tokenizer, monkeypatch):
     """One command, both phases; the second reads the directory that the first wrote, and changes its weights."""
-    for name, value in dict(ROWS=8, BATCHES_PER_POOL=2, heldout=lambda: [], train_tokenizer=lambda seed: tokenizer).items():
+    for name, value in dict(ROWS=8, BATCHES_PER_POOL=2, heldout=lambda: [], train_tokenizer=lambda: tokenizer).items():
         monkeypatch.setattr(make, name, value)
-    flags = dict(phase="both", tokens=600, lr=7e-4, thinking=.2, seed=1, out=str(tmp_path))
-    make.main(argparse.Namespace(**flags))
+    monkeypatch.setattr(sys, "argv", ["make", "--tokens", "600", "--out", str(tmp_path)])
+    make.main()
     agree(tmp_path / "base", tokenizer)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("phase1", "base")]
     assert weights[0] != weights[1]
-    make.main(argparse.Namespace(**flags | dict(phase="2")))
+    sys.argv += ["--phase", "2"]
+    make.main()
     assert (tmp_path / "base" / "model.safetensors").read_bytes() == weights[1], "the second phase alone is the same again"
 
 

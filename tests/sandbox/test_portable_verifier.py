@@ -96,8 +96,7 @@ x=1<x<5!=x -> 4 -> True
 x=x==1==1==y -> 2 -> False
 f=x; x=[f for f in [f,1]] -> 2 -> [2,1]
 x=(not x or x==1) and x!=2 -> 1 -> True
-x=[a*b for a in x for b in x if a<b] -> [1,2,3] -> [2,3,6]
-x=[x for x in x for x in [x,9]] -> [1,2] -> [1,9,2,9]
+x=[x*x for x in x if x>1 if x<4] -> [1,2,3,4] -> [4,9]
 x=[[v for v in range(v)] for v in x] -> [1,2] -> [[0],[0,1]]
 for v in x:x[1]=v+1 -> [1,2,3] -> [1,4,3]
 x=x[2:0:-1] -> [1,2,3] -> [3,2]
@@ -123,8 +122,8 @@ x=x.coun -> error: AttributeError
 x=x.count -> unsupported: count
 x=x[0].count(1) -> error: AttributeError
 x=x.replplace(1) -> error: AttributeError
-x=[b for a in b for b in x] -> error: NameError
-b=x; x=[a for a in x for b in b] -> error: NameError
+x=[v for v in v] -> error: NameError
+x=[a for a in x for b in x] -> unsupported: such
 x=3+ -> error: SyntaxError
 x[0]=x -> too big
 x=f(x) -> unsupported: f
