@@ -52,13 +52,16 @@ def ask_greedily(
     """Lets each member attempt each task once, greedily, in one batch. Returns two lists by name with an
     entry a task, and the number of tokens. The lists say whether an answer is right (1, 0; None if the
     sandbox failed) and whether it shows reasoning."""
+    # fresh members are the base, bit for bit: it alone is asked
+    untrained = not any(B.any() for B in s.adapters.B.values())
+    asked = [-1] if untrained else list(slots.values())
     by_row = []
-    for slot in slots.values():
+    for slot in asked:
         by_row += [slot] * len(tasks)
-    done = attempt(s, tasks * len(slots), by_row, step, PROBE, 1, 0.0)
+    done = attempt(s, tasks * len(asked), by_row, step, PROBE, 1, 0.0)
     correct, thinks = {}, {}
-    for name in slots:
-        first = len(correct) * len(tasks)
+    for i, name in enumerate(slots):
+        first = 0 if untrained else i * len(tasks)
         own = slice(first, first + len(tasks))
         correct[name] = list(map(solve_rate, done.verdicts[own]))
         thinks[name] = [bool(reasoning(text, s.base.prompt_format)) for text in done.texts[own]]
@@ -209,23 +212,24 @@ def measures(
     for kind in s.cfg.task_types:
         kinds[kind] = describe([p for p in proposed if p.kind == kind])
         baseline[kind] = archive.majority_baseline(kind)
-    beats_guessing, n_failed = [], 0
+    beats_guessing, answers, n_failed = [], [], 0
     for p in proposed:
         n_failed += (p.reason == "sandbox_failure") + p.verdicts.count(UNJUDGED)
+        for own in p.answers.values():
+            answers += own
         if p.solve_rate is not None:
             beats_guessing.append(p.solve_rate > baseline[p.kind] + NOISE_MARGIN)
-    members = member_measures(s, state, proposed, batch, update["grad_norm"])
     return dict(
         **describe(proposed),
         train_rollout_logprob_diff=update["train_rollout_logprob_diff"],
         skipped=update["skipped"],
         task_types=kinds,
-        members=members,
+        members=member_measures(s, state, proposed, batch, update["grad_norm"]),
         unique_structures=len(archive.structures),
         unique_at_64=archive.unique_at_64(),
         majority_baseline=baseline,
         beats_guessing=mean(beats_guessing),
-        think=mean(m["think"] for m in members.values() if m["role"] == "student"),
+        think=mean(bool(reasoning(text, s.base.prompt_format)) for text in answers),
         frac_zero_advantage=(adv == 0).float().mean().item(),
         sandbox_failures=n_failed,
         tokens_generated=state.totals["generated"],

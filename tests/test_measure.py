@@ -64,16 +64,16 @@ def test_probe(setup):
     assert measure.probe(s, state, batch, 5) == {} and measure.probe(s, state_of([S0]), [], 4) == dict(probe_tokens=0)
 
 
-def test_greedily_members_that_have_learned_differ(setup, population):
-    """Fresh ones write what the base writes, bit for bit."""
+def test_fresh_members_are_not_asked_what_the_base_is_asked(setup, population):
+    """Greedily they say the same, bit for bit; members that have learned are asked themselves."""
     s = setup(probe_every=1)
     tasks = made(s, "code_o", "x=x+1", "x=x*2")
     names = {"S0": 0, "S1": 1, "base": -1}
     for b_std in 0.0, 3.0:
         s = dataclasses.replace(s, adapters=population(s.base, s.adapters.n_members, rank=8, b_std=b_std))
-        found, _, _ = measure.ask_greedily(s, names, tasks, 0)
-        alone, _, _ = measure.ask_greedily(s, {"base": -1}, tasks, 0)
-        assert found["base"] == alone["base"] and (found["S0"] == found["base"]) == (b_std == 0)
+        found, _, n_tokens = measure.ask_greedily(s, names, tasks, 0)
+        alone, _, n_alone = measure.ask_greedily(s, {"base": -1}, tasks, 0)
+        assert found["base"] == alone["base"] and (found["S0"] == found["base"]) == (b_std == 0) == (n_tokens == n_alone)
 
 
 def test_a_type_has_its_own_tasks():
