@@ -218,22 +218,16 @@ def stop_flag() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-def free_memory(device: torch.device, root: Path = Path("/")) -> float:
-    """Returns the free gigabytes of a card, else the smaller of the machine's and the container's (cgroup
-    v2). Unknown is infinite."""
+def free_memory(device: torch.device) -> float:
+    """Returns the free gigabytes of a card, else a process's share of the machine's; infinite where the
+    system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] / 2 ** 30
-    free = math.inf
-    meminfo = root / "proc/meminfo"
-    if meminfo.exists():
-        [available] = re.findall(r"MemAvailable: *(\d+)", meminfo.read_text())
-        free = int(available) / 2 ** 20
-    limit = root / "sys/fs/cgroup/memory.max"
-    if limit.exists() and limit.read_text() != "max\n":
-        # what was read from files counts as used, too, but goes when memory is short
-        [used] = re.findall(r"^anon (\d+)", limit.with_name("memory.stat").read_text(), re.M)
-        free = min(free, (int(limit.read_text()) - int(used)) / 2 ** 30)
-    return free / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return math.inf
+    [kilobytes] = re.findall(r"MemAvailable: *(\d+)", meminfo.read_text())
+    return int(kilobytes) / 2 ** 20 / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def memory_plan(cfg: Config, shape: ModelConfig, dtype: torch.dtype, free: float) -> tuple[str, bool]:
