@@ -142,8 +142,8 @@ def test_floats_of_a_program_need_not_be_met_to_the_last_bit(value, gold, is_clo
 
 
 def test_only_programs_are_judged_with_a_tolerance(sandbox):
-    """The sum in another order; a value and an input stay exact."""
-    pairs = [(f"[.1, .2, {i}.3]", sum([.1, .2, i + .3])) for i in range(8)]
+    """A sum that is rounded once, while every gold was rounded twice; a value and an input stay exact."""
+    pairs = [(repr([.1 * n, .2 * n, .3 * n]), .1 * n + .2 * n + .3 * n) for n in (2 ** i for i in range(8))]
     answer = "```python\nimport math\ndef f(x):\n    return math.fsum(x)\n```"
     assert judge(sandbox, made("code_f", "def f(x):\n    return sum(x)", *pairs), "chat", answer) == ["correct"]
     out, given = (made(kind, "def f(x):\n    return x + .2", (".1", .1 + .2)) for kind in ("code_o", "code_i"))
