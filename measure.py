@@ -52,17 +52,16 @@ def ask_greedily(
     """Lets each member attempt each task once, greedily, in one batch. Returns two lists by name with an
     entry a task, and the number of tokens. The lists say whether an answer is right (1, 0; None if the
     sandbox failed) and whether it shows reasoning."""
-    # fresh members are the base, bit for bit: it alone is asked
-    untrained = not any(B.any() for B in s.adapters.B.values())
-    asked = [-1] if untrained else list(slots.values())
+    asked, apart = list(slots.values()), len(tasks)         # rows from one member's first to the next one's
+    if not any(map(torch.any, s.adapters.B.values())):
+        asked, apart = [-1], 0          # fresh members are the base, bit for bit: it alone is asked
     by_row = []
     for slot in asked:
         by_row += [slot] * len(tasks)
     done = attempt(s, tasks * len(asked), by_row, step, PROBE, 1, 0.0)
     correct, thinks = {}, {}
     for i, name in enumerate(slots):
-        first = 0 if untrained else i * len(tasks)
-        own = slice(first, first + len(tasks))
+        own = slice(i * apart, i * apart + len(tasks))
         correct[name] = list(map(solve_rate, done.verdicts[own]))
         thinks[name] = [bool(reasoning(text, s.base.prompt_format)) for text in done.texts[own]]
     return correct, thinks, int(done.rollout.n_tokens.sum())
@@ -121,8 +120,12 @@ def heldout_mean(row: dict) -> float | None:
 
 def best_probe(rows: list[dict]) -> float:
     """Returns the highest such accuracy of these lines; -1 without a probe."""
-    accuracies = map(heldout_mean, rows)
-    return max((x for x in accuracies if x is not None), default=-1.0)
+    highest = -1.0
+    for row in rows:
+        accuracy = heldout_mean(row)
+        if accuracy is not None:
+            highest = max(highest, accuracy)
+    return highest
 
 
 # --- a step's measures --------------------------------------------------------------------------------------
