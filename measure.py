@@ -395,7 +395,9 @@ def format_task(row: dict) -> str:
         fate = f"refused: {row['reason']}"
     elif row.get("solve_rate") is not None:
         fate = f"solved {row['solve_rate']:.2f}"
-    out = [f"  step {row['step']} {row['teacher']} {row['kind']}  {fate}, reward {row['reward']:.2f}"]
+    if row["reward"] is not None:               # sample.py pays nobody
+        fate += f", reward {row['reward']:.2f}"
+    out = [f"  step {row['step']} {row['teacher']} {row['kind']}  {fate}"]
     for key in ("text", "message", "program"):
         if row.get(key):
             out.append(row[key])

@@ -95,7 +95,7 @@ def show_tasks(setup: Setup, args: argparse.Namespace, members: list[Member]) ->
     if dealt:
         selfplay.solve(setup, [(dealer, student) for student in students], dealt, args.seed)
     for row in task_rows(proposed + dealt, args.seed):
-        print(format_task(row))
+        print(format_task(row | dict(reward=None)))
 
 
 def show_answers(setup: Setup, text: str, members: list[Member]) -> None:

@@ -116,7 +116,7 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
         run.append(metrics=[row], tasks=tasks, matches=matches, genealogy=births)
         if run.writes:
             measure.tell(row, tasks, cfg.show, begun)
-            if state.step == first + 3:
+            if first + 3 == state.step < cfg.steps:
                 print(measure.ends_about(history[-3:], cfg.steps - state.step), flush=True)
         is_enough = bool(enough and enough(row))
         code, why, is_enough = ranks.broadcast(lambda: (*why_stop(stopped, begun, cfg.halt_on), is_enough))

@@ -170,6 +170,7 @@ def test_a_task_for_people():
     for said in "solved 0.50, reward 0.50", "    7 -> 7", "S1 wrong  =8", "S1 correct  >7 / =7":
         assert said in plain
     assert "refused: syntax" in measure.format_task(dict(step=0, teacher="T0", kind="code_o", reason="syntax", reward=-1.0, text="def"))
+    assert "solved 0.50\n" in measure.format_task(TASK | dict(reward=None)), "sample.py pays nobody"
 
 
 @pytest.mark.parametrize("bad", ["\x1b[2J\x1b]0;title\x07", "a\rb", "\u202egnp.exe", "\ud800", "\x9b31m", "\u2028"])
