@@ -10,12 +10,9 @@
 A figure is a median over repeats, with its range. Decoding is told as a share of the memory's bandwidth, the
 update as a share of peak arithmetic; both peaks are measured here, by a copy and by a product of matrices.
 """
-import contextlib
-import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -31,44 +28,27 @@ import train
 from common import leave, parser_of
 from config import config_of, parse_args
 from generate import Prompts, Rollout, SamplingParams, generate
-from lora import Adapters
+from lora import TARGETS, Adapters
 from measure import heldout_mean, spent
 from model import Base, Model, ModelConfig
 from ranks import DTYPES, Ranks, pick_dtype
 from verifier import Job, Sandbox
-from weights import load_base, resolve, save_peft
+from weights import load_base
 
 POP = 8
 ATTEMPTS = 4                        # rows of an update with one prompt
 GOAL = 0.70                         # of the speedrun
-RULES = "--pop 8 --probe-every 3 --n-heldout 476 --keep 1"
+RULES = "--out out/speedrun --pop 8 --probe-every 3 --n-heldout 476 --keep 1"
 Work = Callable[[], object]         # what is measured
-SHAPES = {                          # Qwen2.5-Coder's
-    "7b": ModelConfig(
+SHAPES = {                          # random weights of this shape
+    "7b": ModelConfig(                  # Qwen2.5-Coder's
         vocab_size=152064,
         hidden_size=3584,
         intermediate_size=18944,
         num_hidden_layers=28,
         num_attention_heads=28,
         num_key_value_heads=4),
-    "0.5b": ModelConfig(
-        vocab_size=151936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True),
 }
-
-
-def seconds_of(work: Work) -> float:
-    """Returns the seconds that a piece of work takes; waits for a card to end it."""
-    start = time.perf_counter()
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def take_turns(cases: dict[str, Work], repeats: int) -> dict[str, float]:
@@ -77,9 +57,12 @@ def take_turns(cases: dict[str, Work], repeats: int) -> dict[str, float]:
     names = list(cases)
     for turn in range(repeats + 1):
         for name in names:
-            seconds = seconds_of(cases[name])
+            start = time.perf_counter()
+            cases[name]()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             if turn:                            # the first turn warms up
-                seen[name].append(seconds)
+                seen[name].append(time.perf_counter() - start)
         names.reverse()
     medians = {}
     for name, seconds in seen.items():
@@ -90,46 +73,34 @@ def take_turns(cases: dict[str, Work], repeats: int) -> dict[str, float]:
 
 # --- what is measured ---------------------------------------------------------------------------------------
 
-@torch.no_grad()
 def random_base(shape: str, dtype: torch.dtype, device: torch.device) -> Base:
-    """Returns a base without tokenizer, drawn on the device; what passes through it keeps its size."""
-    with torch.device("meta"):
+    """Returns a base without tokenizer, drawn on the device."""
+    with device:
         model = Model(SHAPES[shape]).to(dtype)
-    model = model.to_empty(device=device).requires_grad_(False).eval()
-    for name, p in model.named_parameters():
-        if "norm" in name:
-            p.fill_(1)
-        else:
-            p.normal_(0, p.shape[-1] ** -.5)
-    on_gpu = device.type == "cuda"
-    return Base(model.fuse(), None, (), "base", Path(shape), graphs=on_gpu)
+    model = model.requires_grad_(False).eval()
+    return Base(model.fuse(), None, (), "base", Path(shape), graphs=device.type == "cuda")
 
 
 def population(base: Base, rank: int) -> Adapters:
     """Returns members that all differ a little from the base."""
     adapters = Adapters.on(base.model, POP, rank, 2.0 * rank, device=base.model.embedding.device)
-    gen = torch.Generator().manual_seed(0)
-    for p in range(POP):
-        adapters.init_member(p, gen)
-        for B in adapters.B.values():
-            drawn = torch.randn(B.shape[1:], generator=gen)
-            B.data[p] = (drawn * .01).to(B)
+    for factor in adapters.parameters():
+        factor.data.normal_(0, .01)
     return adapters
 
 
-def works(
+def work_of(
     args: Namespace,
     base: Base,
     adapters: Adapters | None,
     members: list[int],                     # of each row
     new: int,                               # tokens of an answer
-) -> dict[str, Work]:
-    """Returns functions that decode, accumulate the gradient, or do both and take the optimiser's step. Rows
-    are random tokens of full length, and ATTEMPTS rows after each other share a prompt."""
+) -> Work:
+    """Returns a function that decodes, accumulates the gradient, or does both and takes the optimiser's step.
+    Rows are random tokens of full length, and ATTEMPTS rows after each other share a prompt."""
     device = base.model.embedding.device
     rows, P = len(members), args.prompt
-    gen = torch.Generator().manual_seed(1)
-    ids = torch.randint(10, base.model.cfg.vocab_size, (rows, P + new), generator=gen)
+    ids = torch.randint(10, base.model.cfg.vocab_size, (rows, P + new))
     first = torch.arange(rows) // ATTEMPTS * ATTEMPTS
     ids[:, :P] = ids[first, :P]
     member = torch.tensor(members)
@@ -142,7 +113,7 @@ def works(
     decode = partial(generate, endless, adapters, prompts, SamplingParams(1, 1.0, new, rows))
     adv = torch.linspace(-1, 1, rows, device=device) + .01
     batch = rl.Batch(rollout, adv, rollout.member, rollout.member, rollout.member)
-    cfg = replace(rl.DEFAULT, tokens_per_microbatch=args.microbatch)
+    cfg = replace(rl.DEFAULT, tokens_per_microbatch=2048)
     update = partial(rl.accumulate, base, adapters, batch, adv, cfg)
 
     def step() -> None:
@@ -151,40 +122,33 @@ def works(
         adam = rl.Adam(adapters)                        # rates of 0: the next turn finds the same members
         adam.step(torch.ones_like(adam.steps, dtype=torch.bool))
 
-    return dict(decode=decode, update=update, step=step)
+    return dict(decode=decode, update=update, step=step)[args.command]
 
 
 def by_peft(
     args: Namespace,
     base: Base,
-    adapters: Adapters,
     members: list[int],                     # of each row
 ) -> Work:
-    """Returns a function that decodes the same rows by PEFT, with mixed adapter_names."""
-    from peft import PeftModel
+    """Returns a function that decodes as many rows by PEFT, with mixed adapter_names."""
+    from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
     twin = AutoModelForCausalLM.from_pretrained(base.path, dtype=base.model.embedding.dtype)
-    with tempfile.TemporaryDirectory() as folder:
-        for p in range(POP):
-            save_peft(adapters, p, Path(folder, f"m{p}"), str(base.path))
-        model = PeftModel.from_pretrained(twin, f"{folder}/m0", "m0")
-        for p in range(1, POP):
-            model.load_adapter(f"{folder}/m{p}", f"m{p}")
+    config = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=list(TARGETS))
+    model = get_peft_model(twin, config, "m0")
+    for p in range(1, POP):
+        model.add_adapter(f"m{p}", config)
     model = model.to(base.model.embedding.device).eval()
-    shape = (len(members), args.prompt)
-    ids = torch.randint(10, base.model.cfg.vocab_size, shape, device=model.device)
-    names = [f"m{p}" for p in members]
+    ids = torch.full((len(members), args.prompt), 10, device=model.device)
     return partial(
         model.generate,
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        adapter_names=names,
+        adapter_names=[f"m{p}" for p in members],
         do_sample=True,
         top_k=0,
         max_new_tokens=args.new,
-        min_new_tokens=args.new,
-        eos_token_id=None,
-        pad_token_id=0)
+        min_new_tokens=args.new)
 
 
 # --- shares of the machine ----------------------------------------------------------------------------------
@@ -194,9 +158,9 @@ def peaks(dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
     n = 8192 if device.type == "cuda" else 1024
     x = torch.randn(n, n, device=device).to(dtype)
     y = torch.empty_like(x)
-    copy = min(seconds_of(lambda: y.copy_(x)) for _ in range(9))
-    product = min(seconds_of(lambda: torch.mm(x, x, out=y)) for _ in range(9))
-    return 2 * x.nbytes / copy, 2 * n ** 3 / product
+    cases = {"copy": lambda: y.copy_(x), "product": lambda: torch.mm(x, x, out=y)}
+    seconds = take_turns(cases, 9)
+    return 2 * x.nbytes / seconds["copy"], 2 * n ** 3 / seconds["product"]
 
 
 def bytes_of_step(
@@ -241,21 +205,21 @@ def engine(args: Namespace) -> None:
     else:
         base = load_base(args.base, dtype, device)
     adapters = population(base, args.rank)
+    print(f"{device}, {dtype}")
     moved, computed = peaks(dtype, device)
-    print(f"{device}, {dtype}: a copy moves {moved / 1e9:.4g} GB/s, "
-          f"a product computes {computed / 1e12:.3g} TFLOP/s")
+    print(f"a copy moves {moved / 1e9:.4g} GB/s, a product computes {computed / 1e12:.3g} TFLOP/s")
     new = args.new
     for rows in args.rows:
         mixed = [i * POP // rows for i in range(rows)]
         cases = {
-            "8 members": works(args, base, adapters, mixed, new),
-            "1 member": works(args, base, adapters, [0] * rows, new)}
+            "8 members": work_of(args, base, adapters, mixed, new),
+            "1 member": work_of(args, base, adapters, [0] * rows, new),
+        }
         if args.command == "decode":
-            cases["no adapter"] = works(args, base, None, [-1] * rows, new)
-            cases["prompts alone"] = works(args, base, adapters, mixed, 1)
-        cases = {name: work[args.command] for name, work in cases.items()}
-        if args.command == "decode" and find_spec("peft") and not args.shape:
-            cases["PEFT, mixed"] = by_peft(args, base, adapters, mixed)
+            cases["no adapter"] = work_of(args, base, None, [-1] * rows, new)
+            cases["prompts alone"] = work_of(args, base, adapters, mixed, 1)
+            if find_spec("peft") and not args.shape:
+                cases["PEFT, mixed"] = by_peft(args, base, mixed)
         print(f"{args.command}, {rows} rows of {args.prompt} + {new} tokens")
         seconds = take_turns(cases, args.repeats)
         whole = seconds["8 members"]
@@ -270,20 +234,19 @@ def engine(args: Namespace) -> None:
             print(f"  {share:.1%} of what a product computes")
 
 
-def run_all(n: int) -> None:
-    """Runs n trivial programs, each in a new interpreter."""
-    for i in range(n):
-        subprocess.run([sys.executable, "-c", f"print(1 + {i})"], capture_output=True)
-
-
 def verifier(args: Namespace) -> None:
     """Measures the verifier on trivial programs, another one each, beside `python -c`."""
     n, few = 400, 20
     jobs = []
     for i in range(n):
         jobs.append(Job(f"def f(x):\n    return x + {i}", ("1",)))
+
+    def interpreters() -> None:
+        for i in range(few):
+            subprocess.run([sys.executable, "-c", f"print(1 + {i})"], capture_output=True)
+
     with Sandbox(workers=2) as sandbox:
-        cases = {"verifier": partial(sandbox.run, jobs), "python -c": partial(run_all, few)}
+        cases = {"verifier": partial(sandbox.run, jobs), "python -c": interpreters}
         seconds = take_turns(cases, args.repeats)
     rate = n / seconds["verifier"]
     print(f"{rate:.0f} programs a second, {rate * seconds['python -c'] / few:.1f} times python -c")
@@ -291,24 +254,16 @@ def verifier(args: Namespace) -> None:
 
 def speedrun(args: Namespace) -> None:
     """Prints the tokens of proposals and attempts before the probe at which the students reach GOAL, for each
-    seed. The runs lie in a new directory of --out; flags that bench.py does not know are train.py's."""
-    Path(args.out).mkdir(parents=True)
-    asked = Path(args.out, "heldout.jsonl")             # output tasks alone: other types decide nothing
-    heldout = resolve(args.base) / "heldout.jsonl"
-    lines = heldout.read_text().splitlines(keepends=True)
-    lines = [line for line in lines if json.loads(line)["kind"] == "code_o"]
-    asked.write_text("".join(lines))
+    seed. Flags that bench.py does not know are train.py's."""
     for seed in range(args.seeds):
-        where = f"--base {args.base} --heldout {asked} --out {args.out} --name seed_{seed} --seed {seed}"
         rows = []
 
         def enough(row: dict) -> bool:
             rows.append(row)
             return (heldout_mean(row) or 0) >= GOAL
 
-        flags = parse_args(None, [*RULES.split(), *where.split(), *args.train])
-        with open(f"{args.out}/seed_{seed}.log", "w") as log, contextlib.redirect_stdout(log):
-            train.main(config_of(flags), enough)
+        words = f"{RULES} --base {args.base} --name seed_{seed} --seed {seed}".split()
+        train.main(config_of(parse_args(None, words + args.train)), enough)
         before = [0, *spent(rows)][-2]                  # a probe comes before its step's update
         told = f"{before:,} tokens" if enough(rows[-1]) else "not reached"
         print(f"seed {seed}: {told}", flush=True)
@@ -324,18 +279,12 @@ def main() -> None:
     p.add_argument("--rows", type=int, nargs="+", default=[64, 16])
     p.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
     p.add_argument("--new", type=int, default=32, help="tokens of an answer, at least 2")
-    p.add_argument("--microbatch", type=int, default=2048, help="tokens of a micro-batch of the update")
     p.add_argument("--repeats", type=int, default=5)
     p.add_argument("--device", default="auto")
     p.add_argument("--seeds", type=int, default=8, help="runs of the speedrun")
-    p.add_argument("--out", default="out/speedrun", help="where the speedrun's runs go")
     args, args.train = p.parse_known_args()
-    if args.command == "verifier":
-        verifier(args)
-    elif args.command == "speedrun":
-        speedrun(args)
-    else:
-        engine(args)
+    command = dict(verifier=verifier, speedrun=speedrun).get(args.command, engine)
+    command(args)
 
 
 if __name__ == "__main__":

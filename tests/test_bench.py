@@ -19,7 +19,7 @@ def test_commands_print_a_line_for_each_way(micro_base, monkeypatch, capsys, com
     out = run(monkeypatch, capsys, command, "--base", micro_base, "--prompt", 6, "--new", 4, "--rows", 16, "--repeats", 1, "--device", "cpu")
     lines = out.splitlines()
     assert f"{command}, 16 rows of 6 + 4 tokens" in lines and "answer tokens/s" in out
-    assert [line.split("  ")[1] for line in lines if " s   " in line] == names
+    assert [line.split("  ")[1] for line in lines if " s   " in line] == ["copy", "product", *names]
     assert ("of what a copy moves" in out, "of what a product computes" in out) == (command == "decode", command == "update")
 
 
