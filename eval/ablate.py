@@ -40,7 +40,6 @@ from eval import heldout
 from eval.answer import cell, table
 from eval.stats import holm, interval_of_runs, sign_flip
 from measure import ends_about, heldout_mean, spent
-from operators import OPERATORS
 from ranks import Ranks
 from run import RunDir
 from run import plan as resolved
@@ -61,8 +60,6 @@ ARMS = {
     "static": "--tasks micro",
     "pbt": "--lr-spread 8 --lr-mutate 1.25"
 }
-for operator in ("mutation", "crossover", *OPERATORS):
-    ARMS[operator] = f"--evolve {operator}"
 USUAL = "no-evolution,uniform,pair,single-long,singles,frozen-teachers"
 # Flags of train.py that this command sets, or that mean nothing for an arm
 OWNED = """base name out init resume seed steps plan save_every keep show heldout n_heldout probe_every
@@ -346,7 +343,9 @@ def contrasts(rows: list[dict], measure: str, reference: str) -> list[dict]:
             )
     for line, p in zip(lines, holm([line["p"] for line in lines])):
         line["p_holm"] = p
-        line["verdict"] = "ahead" if line["difference"] > 0 else "behind"
+        line["verdict"] = "ahead"
+        if line["difference"] < 0:
+            line["verdict"] = "behind"
         if p >= 0.05:
             line["verdict"] = "cannot tell"
         if line["seeds"] < FEWEST:

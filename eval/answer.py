@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from common import demand, json_object, parser_of
 from config import Config
-from eval.stats import bootstrap, pass_at_k, wilson
+from eval.stats import bootstrap, wilson
 from evolve import member_order
 from lora import Adapters
 from ranks import Ranks
@@ -60,10 +60,6 @@ class Item:
     gold: object
 
 
-# Takes (item, text) of answers. Returns a dict for each: its "verdict", and what else answers.jsonl holds
-Judge = Callable[[list[tuple[Item, str]]], list[dict]]
-
-
 # --- the base and its members -------------------------------------------------------------------------------
 
 def parser(name: str, doc: str, max_new_tokens: int | None = None) -> argparse.ArgumentParser:
@@ -75,10 +71,7 @@ def parser(name: str, doc: str, max_new_tokens: int | None = None) -> argparse.A
     p.add_argument(
         "--adapters", nargs="+", default=[], metavar="DIR", help="PEFT directories, checkpoints or runs"
     )
-    told = max_new_tokens or "as in training"
-    p.add_argument(
-        "--max-new-tokens", type=int, default=max_new_tokens, help=f"tokens of an answer ({told})"
-    )
+    p.add_argument("--max-new-tokens", type=int, default=max_new_tokens, help="tokens of an answer")
     return p
 
 
@@ -142,13 +135,8 @@ def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:
 # --- published files ----------------------------------------------------------------------------------------
 
 def located(data: str, file: str) -> Path | None:
-    """Returns the path of a published file, perhaps compressed, in the directory `data` or as `data`
-    itself."""
-    path = Path(data).expanduser()
-    for candidate in (path, path / file, path / f"{file}.gz"):
-        if candidate.is_file() and candidate.name.startswith(file):
-            return candidate
-    return None
+    """Returns the path of a published file, perhaps compressed, in the directory `data`."""
+    return next(Path(data).expanduser().glob(f"{file}*"), None)
 
 
 def benchmarks(args: argparse.Namespace, known: tuple[str, ...]) -> list[str]:
@@ -225,10 +213,11 @@ def answer_all(
     setup: Setup,
     slots: dict[str, int],              # who answers
     items: list[Item],
-    judge: Judge
+    judge: Callable
 ) -> list[dict]:
     """Returns everybody's answers to every item, judged, as rows of answers.jsonl. `correct` is None where
-    the sandbox failed (such a row is not written) or plain values cannot judge."""
+    the sandbox failed (such a row is not written) or plain values cannot judge. judge takes a list of
+    (item, text) and returns a dict for each: its "verdict", and what else answers.jsonl is to hold."""
     rows = out.rows("answers.jsonl")
     whole = "".join(json.dumps(row) + "\n" for row in rows)
     (out.path / "answers.jsonl").write_text(whole)      # without half a last line
@@ -266,7 +255,7 @@ def answer_part(
     setup: Setup,
     slots: dict[str, int],
     part: list[tuple],                  # questions of answer_all
-    judge: Judge
+    judge: Callable
 ) -> list[dict]:
     """Returns the rows of some questions, which are asked side by side. A draw is keyed by item, member and
     sample."""
@@ -307,31 +296,29 @@ def marks(rows: list[dict]) -> dict[str, dict[str, np.ndarray]]:
 
 
 def summarise(rows: list[dict]) -> list[dict]:
-    """Returns a dict per benchmark and member, and for the means of students and of teachers: the share of
-    right answers with its interval, malformed ones, the difference to the base, pass@k of k samples."""
+    """Returns a dict per benchmark and member, and for the means of teachers and of students: the share of
+    right answers with its interval, the difference to the base, malformed answers, pass@k of k samples."""
     lines = []
     for bench, members in marks(rows).items():
-        groups = {}                     # line of the table -> its members
-        for name in members:
-            groups[name] = [name]
+        whole = dict(members)
         for role in "TS":
-            names = [name for name in members if name.rpartition("/")[2][0] == role]
-            if len(names) > 1:
-                groups[f"mean {role}"] = names
-        for name, names in groups.items():
-            right = np.mean([members[own] for own in names], axis=0)        # (questions, samples)
+            own = [right for name, right in members.items() if name.rpartition("/")[2][0] == role]
+            if len(own) > 1:
+                whole[f"mean {role}"] = np.mean(own, axis=0)
+        for name, right in whole.items():
             n, k = right.shape
             share = right.mean(1)
             line = dict(
                 bench=bench, member=name, n=n, accuracy=share.mean(), interval=wilson(share.sum(), n)
             )
-            own = [row for row in rows if row["bench"] == bench and row["member"] in names]
-            line["malformed"] = np.mean([row["verdict"] == "malformed" for row in own])
             if BASE in members:
                 gain = share - members[BASE].mean(1)
                 line |= dict(minus_base=gain.mean(), minus_base_interval=bootstrap(gain).tolist())
-            if k > 1 and len(names) == 1:
-                line[f"pass@{k}"] = np.mean([pass_at_k(k, int(c), k) for c in right.sum(1)])
+            if name in members:
+                own = [row["verdict"] for row in rows if (row["bench"], row["member"]) == (bench, name)]
+                line["malformed"] = own.count("malformed") / len(own)
+                if k > 1:
+                    line[f"pass@{k}"] = right.max(1).mean()
             lines.append(line)
     return lines
 
@@ -368,7 +355,10 @@ def conclude(out: RunDir, rows: list[dict]) -> None:
         UNJUDGED: "the sandbox failed, the same command asks again"
     }
     for verdict, reason in reasons.items():
-        ids = sorted({row["id"] for row in rows if row["verdict"] == verdict})
+        ids = set()
+        for row in rows:
+            if row["verdict"] == verdict:
+                ids.add(row["id"])
         if ids:
-            print(f"{len(ids)} questions count for nobody ({verdict}: {reason}): {', '.join(ids)}")
+            print(f"{len(ids)} questions count for nobody ({verdict}: {reason}): {', '.join(sorted(ids))}")
     print(f"every answer with its verdict: {out.path / 'answers.jsonl'}")

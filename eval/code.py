@@ -1,7 +1,7 @@
 """Asks for programs: HumanEval+ and MBPP+ (EvalPlus), LiveCodeBench.
 
     python -m eval.code --run out/NAME --data DIR               # the published files that lie in DIR
-    python -m eval.code --base DIR --data HumanEvalPlus.jsonl.gz
+    python -m eval.code --base DIR --data DIR --bench humaneval+
 
 Programs run in the sandbox alone, in its wider profile. A program is right if it returns what the published
 solution returns in the same sandbox, with EvalPlus' tolerance for floats. EvalPlus judges some problems by
@@ -19,6 +19,7 @@ import zlib
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -116,27 +117,23 @@ def problem_of(bench: str, row: dict) -> Problem:
             starter=row["starter_code"],
             packed=(row["public_test_cases"], row["private_test_cases"])
         )
-    id, prompt, entry, canonical = (
-        row["task_id"],
-        row["prompt"],
-        row["entry_point"],
-        row["canonical_solution"]
-    )
+    prompt, canonical = row["prompt"], row["canonical_solution"]
     if bench == "humaneval+":
         canonical = prompt + canonical
     inputs = []
     for arguments in [*row["base_input"], *(row["plus_input"] or [])]:
         if bench == "mbpp+":
-            arguments = map(alike, arguments, shown_arguments(prompt, entry))
+            arguments = map(alike, arguments, shown_arguments(row))
         inputs.append(call_text(list(arguments)))
-    return Problem(bench, id, prompt, entry, canonical, tuple(inputs), row["atol"])
+    return Problem(
+        bench, row["task_id"], prompt, row["entry_point"], canonical, tuple(inputs), row["atol"]
+    )
 
 
-def shown_arguments(prompt: str, entry: str) -> list:
-    """Returns the arguments of the call in the assertion that a prompt of MBPP+ shows."""
-    assertion = "assert" + prompt.strip().removesuffix('"""').partition("\nassert")[2]
-    for node in ast.walk(ast.parse(assertion)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == entry:
+def shown_arguments(row: dict) -> list:
+    """Returns the arguments of the first call in the assertions of a row of MBPP+."""
+    for node in ast.walk(ast.parse(row["assertion"])):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == row["entry_point"]:
             return list(map(ast.literal_eval, node.args))
     return []
 
@@ -146,12 +143,11 @@ def alike(value: object, shown: object, depth: int = 0) -> object:
     tuples and no complex numbers. A container deeper than any that is shown is like the one around it."""
     if isinstance(value, str) and isinstance(shown, (int, complex)) and re.match(r"[-(\d]", value):
         return complex(value)
-    if isinstance(value, dict) and isinstance(shown, dict):
-        like = next(iter(shown.values()))
-        return {key: alike(item, like) for key, item in value.items()}
     if not isinstance(value, list) or not isinstance(shown, (list, tuple)):
         return value
-    like = shown if depth > 1 else None
+    like = None
+    if depth > 1:
+        like = shown
     for item in reversed(shown):
         if isinstance(item, (list, tuple)):
             like = item
@@ -160,10 +156,11 @@ def alike(value: object, shown: object, depth: int = 0) -> object:
 
 def call_text(arguments: list) -> str:
     """Returns arguments as between the brackets of a call; infinity, which has no literal, is 1e999."""
-    pieces = re.split(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", ", ".join(map(repr, arguments)))
-    for outside in range(0, len(pieces), 2):            # every other piece is a string
-        pieces[outside] = re.sub(r"\binf\b", "1e999", pieces[outside])
-    return "".join(pieces)
+    texts = []
+    for argument in arguments:
+        text = repr(argument)
+        texts.append(text.replace("inf", "1e999") if isinstance(argument, float) else text)
+    return ", ".join(texts)
 
 
 class NoClasses(pickle.Unpickler):
@@ -293,10 +290,9 @@ def golds(problems: list[Problem], sandbox: Sandbox) -> dict[str, tuple | None]:
     """Returns what the published solutions of EvalPlus' problems return, by the problem's id: None where it
     is not plain, or is judged by a rule of its own."""
     new = {problem.id: problem for problem in problems if problem.canonical}
-    jobs = [
-        Job(p.canonical, p.inputs, p.entry, give_up=True, cpu_s=CANONICAL_S) for p in new.values()
-    ]
-    found = {}
+    jobs, found = [], {}
+    for p in new.values():
+        jobs.append(Job(p.canonical, p.inputs, p.entry, give_up=True, cpu_s=CANONICAL_S))
     for problem, verdict in zip(new.values(), sandbox.run(jobs)):
         plain = None not in verdict.outputs and problem.entry not in OWN_RULE
         found[problem.id] = verdict.outputs if plain else None
@@ -341,13 +337,11 @@ def judged(problem: Problem, golds: tuple | None, verdict: Verdict) -> tuple[str
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line."""
     p = parser("code", __doc__, max_new_tokens=1024)
-    p.add_argument("--data", required=True, metavar="DIR", help="the published files, or one of them")
+    p.add_argument("--data", required=True, metavar="DIR", help="the published files")
     args = p.parse_args(argv)
     problems = []
     for bench in benchmarks(args, BENCHMARKS):
-        for number, row in enumerate(published_rows(args.data, bench)):
-            if number == args.limit:
-                break
+        for row in islice(published_rows(args.data, bench), args.limit):
             problems.append(problem_of(bench, row))
     with Sandbox(2, profile="eval") as sandbox:
         setup, slots = load(args)

@@ -5,10 +5,8 @@ circles?
     python -m eval.crossplay --run out/NAME                             # 48 new tasks of each one's teachers
 
 A generation is a checkpoint. Its teachers propose tasks anew, as in training, and a task that repeats one
-of the run is refused, so no student was trained on any. Forgetting (after Chaudhry et al. 2018, eq. 3) is
-how far the last students are behind the best earlier ones on earlier teachers' tasks. The best is chosen on
-one half of the tasks and compared on the other, and the other way round: the best of several noisy rows
-would find forgetting anywhere.
+of the run is refused, so no student was trained on any. A column is read downwards: where a later generation
+of students solves less than an earlier one, something was forgotten.
 """
 from dataclasses import replace
 from functools import partial
@@ -19,8 +17,7 @@ import selfplay
 from common import demand, leave, parser_of
 from config import config_of
 from eval.answer import BASE, answer_all, marks, open_results, table
-from eval.heldout import items_of, judge
-from eval.stats import bootstrap
+from eval.heldout import item_of, judge
 from evolve import members_of
 from ranks import Ranks
 from run import RunDir, State, populate, prepare, restore
@@ -52,45 +49,17 @@ def new_tasks(setup: Setup, state: State, known: set[str], n: int) -> list[Task]
     return [tasks[i * len(tasks) // n] for i in range(n)]
 
 
-def forgetting(matrix: dict[str, dict[str, np.ndarray]], column: str) -> np.ndarray:
-    """Returns, per task of a column, the rate of the best earlier row, chosen on the other half, less the
-    last row's. matrix: row -> column -> solve rate of each task; the base's row comes first."""
-    _, *earlier, last = matrix
-    even = np.arange(len(matrix[last][column])) % 2 == 0
-    behind = np.zeros(len(even))
-    for half in (even, ~even):
-        best = max(earlier, key=lambda row: matrix[row][column][~half].mean())
-        behind[half] = (matrix[best][column] - matrix[last][column])[half]
-    return behind
-
-
-def show(matrix: dict[str, dict[str, np.ndarray]]) -> str:
-    """Returns the matrix, and the forgetting of all columns but the last with its 95% interval, as text."""
-    lines, behind = [], []
-    for row, rates in matrix.items():
-        line = dict(students=row)
-        for column, rate in rates.items():
-            line[f"T@{column}"] = rate.mean()
-        lines.append(line)
-    for column in list(matrix[BASE])[:-1]:
-        behind.append(forgetting(matrix, column))
-    lost = np.concatenate(behind)
-    low, high = bootstrap(lost)
-    return f"{table(lines)}\n\nforgetting {lost.mean():.3f}, {low:.3f} .. {high:.3f}"
-
-
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line."""
     p = parser_of("python -m eval.crossplay", __doc__)
     p.add_argument("--run", required=True, help="a run's directory, out/NAME")
     p.add_argument("--tasks", type=int, default=48, help="tasks of each generation of teachers")
-    p.add_argument("--every", type=int, default=1, help="every which checkpoint, back from the last")
     p.add_argument("--out", default="", help="for the answers; default: eval-crossplay under the run")
     p.add_argument("--device", default="auto")
     p.set_defaults(seed=0, samples=2, temperature=1.0)
     args = p.parse_args(argv)
     run = RunDir(args.run, writes=False)
-    steps = run.steps()[:: -args.every][::-1]
+    steps = run.steps()
     demand(
         len(steps) > 1,
         f"--run {args.run}: give a run with two checkpoints at least, trained with --keep 1000"
@@ -100,12 +69,11 @@ def main(argv: list[str] | None = None) -> None:
     with open_sandbox("auto", cfg.prompt_format) as sandbox:
         setup = populate(cfg, base, ranks, sandbox)
         known = restore(run, setup, steps[-1]).archive.keys
-        named = []
+        items = []
         for step in steps:
             tasks = new_tasks(setup, restore(run, setup, step), known, args.tasks)
             for number, task in enumerate(tasks):
-                named.append((str(step), str(number), task))
-        items = items_of(setup, named)
+                items.append(item_of(setup, str(step), str(number), task))
         out = open_results(args, "crossplay", setup, {}, tasks=args.tasks)
         judged = partial(judge, setup)
         rows = answer_all(args, out, setup, {BASE: -1}, items, judged)
@@ -114,14 +82,15 @@ def main(argv: list[str] | None = None) -> None:
             for m in members_of(restore(run, setup, step).members, "student"):
                 slots[f"{step}/{m.name}"] = m.slot
             rows += answer_all(args, out, setup, slots, items, judged)
-    matrix = {}
+    lines = {}                          # generation of students -> its line of the table
     for column, members in marks(rows).items():
-        own = {}                        # generation -> its students' rates
+        rates = {}
         for name, right in members.items():
-            own.setdefault(name.partition("/")[0], []).append(right.mean(1))
-        for row, rates in own.items():
-            matrix.setdefault(row, {})[column] = np.mean(rates, axis=0)
-    print(show(matrix))
+            rates.setdefault(name.partition("/")[0], []).append(right.mean())
+        for row, own in rates.items():
+            line = lines.setdefault(row, dict(students=row))
+            line[f"T@{column}"] = float(np.mean(own))
+    print(table(list(lines.values())))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from verifier import open_sandbox
 SEED = 2605                         # of the draws
 PER_SIZE = 60                       # tasks of one family and size
 FAMILIES = tuple(ROWS.values())
-Named = list[tuple[str, str, Task]]                     # (bench, id, task)
 
 
 @functools.cache
@@ -71,7 +70,12 @@ def of_file(setup: Setup, split: str, file: str) -> dict[str, list[tuple[str, Ta
     return found
 
 
-def named_tasks(setup: Setup, args: argparse.Namespace) -> Named:
+def item_of(setup: Setup, bench: str, id: str, task: Task) -> Item:
+    """Returns a task as a question."""
+    return Item(bench, id, selfplay.prompt_student(setup, task), task)
+
+
+def items_of(setup: Setup, args: argparse.Namespace) -> list[Item]:
     """Returns the tasks of --bench, --limit of each: those of --tasks, else those of the micro domain. Raises
     UserError for an unknown benchmark."""
     found = dict.fromkeys(FAMILIES)
@@ -79,22 +83,14 @@ def named_tasks(setup: Setup, args: argparse.Namespace) -> Named:
         found = of_file(setup, args.split, args.tasks)
     elif setup.base.prompt_format != "micro":
         del found["math"]               # its questions are in the micro format's words
-    named = []
+    items = []
     for bench in args.bench.split(",") if args.bench else found:
         demand(bench in found, f"--bench {bench}: give some of {', '.join(found)}")
         tasks = found[bench]
         if not args.tasks:
             tasks = draw(bench, args.split, min(PER_SIZE, args.limit or PER_SIZE))
         for id, task in tasks[: args.limit]:
-            named.append((bench, id, task))
-    return named
-
-
-def items_of(setup: Setup, named: Named) -> list[Item]:
-    """Returns tasks as questions."""
-    items = []
-    for bench, id, task in named:
-        items.append(Item(bench, id, selfplay.prompt_student(setup, task), task))
+            items.append(item_of(setup, bench, id, task))
     return items
 
 
@@ -120,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
     setup, slots = load(args)
     with open_sandbox("auto", setup.base.prompt_format) as sandbox:
         setup = replace(setup, sandbox=sandbox)
-        items = items_of(setup, named_tasks(setup, args))
+        items = items_of(setup, args)
         out = open_results(
             args, f"heldout-{args.split}", setup, slots, split=args.split, tasks=args.tasks
         )

@@ -13,9 +13,9 @@ import io
 import multiprocessing
 import random
 import re
-import signal
 import tarfile
 from importlib.util import find_spec
+from itertools import islice
 
 from common import demand, leave
 from eval.answer import (
@@ -34,9 +34,7 @@ from tasks.prompts import THINK, Prompt, concluded
 MATHEMATICS = ("aime24", "aime25", "amc23", "math500", "minerva", "gsm8k", "olympiadbench")
 ASK = "{}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 CHOOSE = "The following is a multiple choice question about {}. Answer with the letter alone.\n\n{}"
-LIMIT_S = 10.0                      # of processor time for one answer: some make sympy compute for hours
-PATIENCE = 10                       # times as long by the clock, then the process that grades is ended
-START_S = 600.0                     # by the clock, to start it on a busy machine
+LIMIT_S = 100.0                     # for one answer: some make sympy compute for hours
 QUESTION = re.compile(r"(?:.*/)?(?P<split>dev|test)/(?P<subject>\w+)_(?P=split)\.csv")
 
 
@@ -53,52 +51,43 @@ def item_of(bench: str, number: int, row: dict, prefix: str) -> Item:
     return Item(bench, str(number), Prompt(ASK.format(question), prefix), gold)
 
 
+def choice(subject: str, row: list[str]) -> tuple[str, str]:
+    """Returns what a row of MMLU asks, and the letter of the answer."""
+    question, a, b, c, d, letter = row
+    question = f"{question}\nA. {a}\nB. {b}\nC. {c}\nD. {d}"
+    return CHOOSE.format(subject.replace("_", " "), question), letter.strip()
+
+
 def mmlu(data: str, prefix: str) -> list[Item]:
     """Returns the questions of MMLU's test split, the subjects mixed, from the authors' archive."""
-    path = located(data, "mmlu.tar")
-    demand(path, f"--data {data} has no mmlu.tar (eval/published.json has its address)")
-    asked = {"dev": {}, "test": {}}     # split -> subject -> (question with its choices, letter)
-    with tarfile.open(path) as tar:
+    asked = {}                          # split, subject -> what is asked, with the letter
+    with tarfile.open(located(data, "mmlu.tar")) as tar:
         for member in tar:
             match = QUESTION.fullmatch(member.name)
             if match:
-                rows = csv.reader(
-                    io.StringIO(tar.extractfile(member).read().decode("utf-8-sig"), newline="")
-                )
-                found = asked[match["split"]][match["subject"]] = []
-                for question, a, b, c, d, letter in rows:
-                    found.append((f"{question}\nA. {a}\nB. {b}\nC. {c}\nD. {d}", letter.strip()))
+                text = tar.extractfile(member).read().decode("utf-8-sig")
+                own = asked[match["split"], match["subject"]] = []
+                for row in csv.reader(io.StringIO(text, newline="")):
+                    own.append(choice(match["subject"], row))
     items = []
-    for subject, questions in sorted(asked["test"].items()):
-        named = subject.replace("_", " ")
-        shown = [
-            (CHOOSE.format(named, question), letter) for question, letter in asked["dev"][subject][:5]
-        ]
+    for (split, subject), questions in sorted(asked.items()):
+        shown = tuple(asked["dev", subject][:5])
         for number, (question, letter) in enumerate(questions):
-            prompt = Prompt(CHOOSE.format(named, question), prefix, turns=tuple(shown))
-            items.append(Item("mmlu", f"{subject}/{number}", prompt, letter))
+            if split == "test":
+                prompt = Prompt(question, prefix, turns=shown)
+                items.append(Item("mmlu", f"{subject}/{number}", prompt, letter))
     random.Random(0).shuffle(items)
     return items
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------
 
-def grade(text: str, gold: str, limit_s: float) -> bool:
-    """Returns whether math-verify takes an answer for the gold one. Raises TimeoutError after limit_s seconds
-    of processor time."""
+def grade(text: str, gold: str) -> bool:
+    """Returns whether math-verify takes an answer for the gold one."""
     from math_verify import parse, verify
-
-    def stop(*_: object) -> None:
-        raise TimeoutError
-
-    signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, limit_s)
-    try:
-        expected = parse(gold if "\\boxed" in gold else f"$\\boxed{{{gold}}}$", parsing_timeout=None)
-        found = parse(text, parsing_timeout=None)
-        return bool(verify(expected, found, timeout_seconds=None))
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+    expected = parse(gold if "\\boxed" in gold else f"$\\boxed{{{gold}}}$", parsing_timeout=None)
+    found = parse(text, parsing_timeout=None)
+    return bool(verify(expected, found, timeout_seconds=None))
 
 
 class Judge:
@@ -129,9 +118,9 @@ class Judge:
         is wrong."""
         if self.pool is None:
             self.pool = multiprocessing.get_context("spawn").Pool(1)
-            self.pool.apply_async(grade, ("$1$", "1", START_S)).get(START_S)  # imports what grading needs
+            self.pool.apply(grade, ("$1$", "1"))        # imports what grading needs
         try:
-            right = self.pool.apply_async(grade, (text, item.gold, LIMIT_S)).get(PATIENCE * LIMIT_S)
+            right = self.pool.apply_async(grade, (text, item.gold)).get(LIMIT_S)
         except multiprocessing.TimeoutError:
             self.close()
             right = False
@@ -149,7 +138,7 @@ class Judge:
 def main(argv: list[str] | None = None) -> None:
     """Runs the command line."""
     p = parser("math", __doc__, max_new_tokens=2048)
-    p.add_argument("--data", required=True, metavar="DIR", help="the published files, or one of them")
+    p.add_argument("--data", required=True, metavar="DIR", help="the published files")
     args = p.parse_args(argv)
     chosen = benchmarks(args, (*MATHEMATICS, "mmlu"))
     demand(
@@ -161,13 +150,10 @@ def main(argv: list[str] | None = None) -> None:
     items = []
     for bench in chosen:
         if bench == "mmlu":
-            own = mmlu(args.data, prefix)
-        else:
-            own = [
-                item_of(bench, number, row, prefix)
-                for number, row in enumerate(published_rows(args.data, bench))
-            ]
-        items += own[: args.limit]
+            items += mmlu(args.data, prefix)[: args.limit]
+            continue
+        for number, row in enumerate(islice(published_rows(args.data, bench), args.limit)):
+            items.append(item_of(bench, number, row, prefix))
     out = open_results(args, "math", setup, slots)
     judge = Judge(setup.base.prompt_format)
     rows = answer_all(args, out, setup, slots, items, judge)

@@ -4,7 +4,8 @@ Its file is not part of this project: eval/published.json has its address. A lin
 "output", "id"}. The gold answer is the published output. Most inputs are literals. A few are expressions
 (`dict()`): the sandbox evaluates these, once, and the task shows their values. Where a value has no literal
 (three functions and ranges), code_o shows the input as it is written. code_i has no such task, nor that of a
-function without parameters: there is no answer that could be given.
+function without parameters: there is no answer that could be given. One input of code_i (sample_621) needs a
+codec that the sandbox has not.
 """
 from common import Refused, UserError, json_object
 from sandbox.parsing import arguments

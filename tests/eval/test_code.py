@@ -53,7 +53,7 @@ def test_whole_programs_are_the_last_block_and_nothing_hostile_raises():
 
 HUMAN = dict(task_id="HumanEval/0", prompt="def add(x, y):\n    \"\"\"Adds.\"\"\"\n", entry_point="add",
              canonical_solution="    return x + y\n", base_input=[[1, 2], [3, 4]], plus_input=[[0.1, 0.2], [-1, float("inf")]], atol=0)
-MBPP = dict(task_id="Mbpp/9", prompt='"""\nPairs.\nassert pairs([(1, 2)], 3) == 1\n"""\n', atol=0, entry_point="pairs",
+MBPP = dict(task_id="Mbpp/9", prompt='"""\nPairs.\n"""\n', assertion="\nassert pairs([(1, 2)], 3) == 1", atol=0, entry_point="pairs",
             base_input=[[[[3, 4], [4, 3]], 7]], plus_input={}, canonical_solution="def pairs(a, n):\n    return len(set(a))\n")
 
 
@@ -79,7 +79,7 @@ def test_published_formats(tmp_path):
     assert problem_of("mbpp+", MBPP).inputs == ("[(3, 4), (4, 3)], 7",), "tuples as in the assertion that is shown"
     assert alike([1, [2, [3, [4]]]], (1, (2, (3,)))) == (1, (2, (3, (4,)))) and alike([[1], [2]], [(0,)]) == [(1,), (2,)]
     assert alike("2j", 1j) == 2j and alike("J", 1) == "J" and alike([[1, 2]], [[1]]) == [[1, 2]]
-    assert call_text([(1,), float("inf"), {"a": [float("-inf")]}, "it's inf"]) == '(1,), 1e999, {\'a\': [-1e999]}, "it\'s inf"'
+    assert call_text([(1,), float("inf"), -float("inf"), "it's inf"]) == '(1,), 1e999, -1e999, "it\'s inf"'
     script, function = (problem_of("livecodebench", row) for row in LIVE)
     assert script.entry is None and live_tests(script) == [("1 2\n", "3\n"), ("2 2", "4"), ("0 0", "0")]
     assert live_tests(function) == [("[1, 2], 3", "[1, 2, 3]"), ("[], 1", "[1]")]
