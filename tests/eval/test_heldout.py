@@ -114,7 +114,8 @@ def test_crossplay_on_a_run(micro_base, run, tmp_path, capsys):
     capsys.readouterr()
     crossplay.main(flags)
     told, rows = capsys.readouterr().out, rows_in(tmp_path / "o")
-    assert len(rows) == 2 * 4 * (1 + 2 + 2) * 2 and {row["member"].partition("/")[0] for row in rows} == {"base", "2", "3"}
+    assert len(rows) == 3 * 4 * (1 + 3 * 2) * 2, "to 4 tasks of each of 3 generations the base and 2 students of each answer twice"
+    assert {row["member"].partition("/")[0] for row in rows} == {"base", "0", "2", "3"}
     own = [row["correct"] for row in rows if row["bench"] == "2" and row["member"].startswith("3/")]
     last, = [line for line in told.splitlines() if line.startswith("3 ")]
     assert float(last.split()[1]) == pytest.approx(np.mean(own), abs=5e-4)
