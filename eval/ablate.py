@@ -285,7 +285,7 @@ def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
             area=area(metrics, due or tokens),
             **found
         )
-        out.append(RESULTS, [record])
+        out.append(results=[record])
         each = dict(seconds=dict(run=(time.time() - began) / number))
         print(
             f"{number} of {len(runs)}: {run.name}, {len(metrics)} steps, {tokens:,} tokens, {args.measure} "
