@@ -18,10 +18,12 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -57,6 +59,8 @@ from weights import files_hash, load_base, load_peft, load_tokenizer, read_confi
 ROOT = Path(__file__).resolve().parent
 LOGS = ("metrics.jsonl", "tasks.jsonl", "matches.jsonl", "genealogy.jsonl")
 MAX_LOGGED = 600                    # characters of a text in tasks.jsonl
+# Linux's file with a container's limit -> what memory.stat beside it calls memory that is not given back
+CGROUPS = {"memory.max": "anon", "memory/memory.limit_in_bytes": "total_rss"}       # versions 2 and 1
 
 
 # --- a run's directory --------------------------------------------------------------------------------------
@@ -84,6 +88,10 @@ class RunDir:
             lock(self._lock)
         except OSError:
             raise UserError(f"{path} is in use by a run that still goes: choose another --name") from None
+
+    def __str__(self) -> str:
+        """Returns the path as a shell reads it."""
+        return shlex.quote(str(self.path))
 
     def release(self) -> None:
         """Lets another run write here; a traceback may keep this object alive."""
@@ -199,7 +207,8 @@ class Stopwatch:
 @contextlib.contextmanager
 def stop_flag() -> Iterator[list[str]]:
     """Yields a list to which SIGINT and SIGTERM add their names, for the loop to look at when a step ends. A
-    second SIGINT leaves at once: the last checkpoint stands."""
+    second SIGINT leaves at once: the last checkpoint stands. In a thread, which may not take over signals,
+    the list stays empty."""
     stopped = []
 
     def on_signal(number: int, frame: object) -> None:
@@ -209,8 +218,9 @@ def stop_flag() -> Iterator[list[str]]:
         print("\nends after this step (Ctrl-C once more: at once)", file=sys.stderr)
 
     before = {}
-    for number in signal.SIGINT, signal.SIGTERM:
-        before[number] = signal.signal(number, on_signal)
+    if threading.current_thread() is threading.main_thread():
+        for number in signal.SIGINT, signal.SIGTERM:
+            before[number] = signal.signal(number, on_signal)
     try:
         yield stopped
     finally:
@@ -218,16 +228,24 @@ def stop_flag() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-def free_memory(device: torch.device) -> float:
-    """Returns the free gigabytes of a card, else a process's share of the machine's; infinite where the
-    system does not tell."""
+def free_memory(device: torch.device, root: Path = Path("/")) -> float:
+    """Returns the free gigabytes of a card, else a process's share of the machine's or of its container's,
+    whichever is smaller; infinite where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] / 2 ** 30
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return math.inf
-    [kilobytes] = re.findall(r"MemAvailable: *(\d+)", meminfo.read_text())
-    return int(kilobytes) / 2 ** 20 / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    free = math.inf
+    meminfo = root / "proc/meminfo"
+    if meminfo.exists():
+        [kilobytes] = re.findall(r"MemAvailable: *(\d+)", meminfo.read_text())
+        free = int(kilobytes) / 2 ** 20
+    for limit, name in CGROUPS.items():
+        path = root / "sys/fs/cgroup" / limit
+        text = path.read_text().strip() if path.exists() else "max"
+        if text != "max":
+            stat = path.with_name("memory.stat").read_text()
+            [used] = re.findall(rf"^{name} (\d+)", stat, re.M)
+            free = min(free, (int(text) - int(used)) / 2 ** 30)
+    return free / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def memory_plan(cfg: Config, shape: ModelConfig, dtype: torch.dtype, free: float) -> tuple[str, bool]:
@@ -320,8 +338,8 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, list[int]]:
     run = ranks.together(lambda: RunDir(path, ranks.rank == 0))     # from here on nobody else writes there
     steps = ranks.broadcast(run.steps)
     is_new = not steps and not run.rows("metrics.jsonl")
-    demand(cfg.resume or is_new, f"{run.path} holds an earlier run: python train.py --resume {run.path} goes "
-           "on with it, another --name begins anew")
+    demand(cfg.resume or is_new, f"{run.path} holds an earlier run: python train.py --resume {run} goes on "
+           "with it, another --name begins anew")
     if not steps:
         run.cut_logs({})                # killed before its first checkpoint: the steps come again
     if cfg.resume:

@@ -123,7 +123,7 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
         if code or is_enough or state.step % cfg.save_every == 0 or state.step == cfg.steps:
             ranks.broadcast(lambda: save(run, state, setup))        # nobody leaves before it is on the disk
         if code:
-            raise Stopped(f"{why}: saved before step {state.step}; go on with --resume {run.path}", code)
+            raise Stopped(f"{why}: saved before step {state.step}; go on with --resume {run}", code)
         if is_enough:
             return
 
@@ -245,7 +245,7 @@ def main(given: Config, enough: Enough = None) -> RunDir:
     if run.writes and state.step:
         print(measure.summary(run.rows("metrics.jsonl")))
         best = run.best() or "unknown without a probe"
-        print(f"its best checkpoint is {best}; python -m report {run.path} draws it")
+        print(f"its best checkpoint is {best}; python -m report {run} draws it")
     ranks.leave()
     return run
 
