@@ -100,6 +100,7 @@ class Problem:
     entry: str | None               # the function that is called; None: a program that reads standard input
     canonical: str = ""
     inputs: tuple[str, ...] = ()    # as between the brackets of a call
+    n_base: int = 0                 # the first of them are those of HumanEval or MBPP, the others EvalPlus'
     atol: float = 0.0
     starter: str = ""
     packed: tuple[str, ...] = ()    # LiveCodeBench's tests, which are too large to be kept unpacked
@@ -126,7 +127,14 @@ def problem_of(bench: str, row: dict) -> Problem:
             arguments = map(alike, arguments, shown_arguments(row))
         inputs.append(call_text(list(arguments)))
     return Problem(
-        bench, row["task_id"], prompt, row["entry_point"], canonical, tuple(inputs), row["atol"]
+        bench,
+        row["task_id"],
+        prompt,
+        row["entry_point"],
+        canonical,
+        tuple(inputs),
+        len(row["base_input"]),
+        row["atol"]
     )
 
 
@@ -321,7 +329,9 @@ def judged(problem: Problem, golds: tuple | None, verdict: Verdict) -> tuple[str
         out = decode(text, MAX_TEXT)
         if problem.bench != "livecodebench":
             wanted = decode(gold, MAX_TEXT)
-            atol = tolerance(wanted, atol)              # EvalPlus keeps it for the inputs that follow
+            if i == problem.n_base:
+                atol = problem.atol
+            atol = tolerance(wanted, atol)              # EvalPlus keeps it up to the end of either part
             right = text == gold or equal(out, wanted, atol)
         elif problem.entry is None:
             right = printed_alike(out, gold)

@@ -114,9 +114,9 @@ def test_programs_are_judged_by_what_they_return(wide):
 
 
 def test_a_tolerance_once_taken_stays(wide):
-    """EvalPlus 0.3.1 sets it at the first value of floats for all inputs after it."""
-    for first, found in (("0.5", "correct"), ("1", "wrong")):
-        half = Problem("humaneval+", "HumanEval/9", "", "f", "def f(x):\n    return x if x < 2 else [x, .5]", (first, "2"))
+    """EvalPlus 0.3.1 sets it at the first value of floats for all inputs after it, of the base or of the plus inputs."""
+    for first, n_base, found in (("0.5", 0, "correct"), ("1", 0, "wrong"), ("0.5", 1, "wrong")):
+        half = Problem("humaneval+", "HumanEval/9", "", "f", "def f(x):\n    return x if x < 2 else [x, .5]", (first, "2"), n_base)
         assert verdict(wide, half, "def f(x):\n    return x if x < 2 else [x, .5 + 1e-9]")[0] == found
 
 
