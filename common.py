@@ -125,3 +125,11 @@ def read_log(path: Path) -> Iterator[dict]:
         for line in file:
             if line.endswith(b"\n"):
                 yield json_object(line)
+
+
+def wilson(right: float, n: int) -> tuple[float, float]:
+    """Returns the 95% interval of a share, right of n (Wilson 1927)."""
+    z2 = 1.96 ** 2
+    middle = right + z2 / 2
+    half = math.sqrt(z2 * (right * (n - right) / n + z2 / 4))
+    return (middle - half) / (n + z2), (middle + half) / (n + z2)

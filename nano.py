@@ -410,7 +410,7 @@ def main(seed: int = 0, pop: int = 8, steps: int = 30) -> None:
     teachers = [founder(model, "teacher", i) for i in range(pop // 2)]
     students = [founder(model, "student", i) for i in range(pop // 2)]
     seen = set()
-    with open_sandbox("auto", FORMAT, workers=1) as sandbox:
+    with open_sandbox(FORMAT, workers=1) as sandbox:
         heldout = []
         for proposal in read_tasks(BASE_DIR / "heldout.jsonl")[:56]:
             heldout.append(task_of(proposal, sandbox, seen=set()))

@@ -188,6 +188,17 @@ def members_dir(path: str | Path) -> Path:
     return run.path / f"step_{steps[-1]}" if steps else run.path
 
 
+def peft_directories(given: str) -> list[Path]:
+    """Returns the adapters in a run or in a checkpoint, or the PEFT directory itself. Raises UserError for
+    none."""
+    path = Path(given).expanduser()
+    if (path / "adapter_config.json").exists():
+        return [path]
+    found = [file.parent for file in members_dir(path).glob("*/adapter_config.json")]
+    demand(found, f"{given} holds no adapter: give a run (out/NAME), a checkpoint or a PEFT directory")
+    return sorted(found, key=lambda path: member_order(path.name))
+
+
 # --- the operating system -----------------------------------------------------------------------------------
 
 class Stopwatch:
@@ -406,9 +417,7 @@ def init_adapters(adapters: Adapters, seed: int, given: str, base_hash: str) -> 
             own_seed = selfplay.make_rng(seed, 0, selfplay.INIT, slot).getrandbits(60)
             adapters.init_member(slot, torch.Generator().manual_seed(own_seed))
         return
-    place = members_dir(given)
-    found = [path.parent for path in place.glob("*/adapter_config.json")]
-    found.sort(key=lambda path: member_order(path.name))
+    found = peft_directories(given)
     n = adapters.n_members
     demand(len(found) == n, f"--init {given} holds {len(found)} adapters for {n} members: give a "
            "directory with one PEFT folder for each")

@@ -146,7 +146,7 @@ def main() -> None:
         seed=args.seed)
     prompt_format = loaded.base.prompt_format
     cfg = resolve_config(cfg, prompt_format)
-    with open_sandbox("auto", prompt_format) as sandbox:
+    with open_sandbox(prompt_format) as sandbox:
         setup = dataclasses.replace(loaded, cfg=cfg, sandbox=sandbox)
         if args.chat:
             chat(setup, members[0])

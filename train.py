@@ -254,7 +254,7 @@ def sandbox_of(prompt_format: str, ranks: Ranks) -> contextlib.AbstractContextMa
     """Returns the verifier in process 0, and nothing in the others, which are told its verdicts."""
     if ranks.rank > 0:
         return contextlib.nullcontext()
-    return open_sandbox("auto", prompt_format)
+    return open_sandbox(prompt_format)
 
 
 def entry() -> int:

@@ -192,15 +192,13 @@ class PortableVerifier(Verifier):
         return conclude(case)
 
 
-def open_sandbox(kind: str, prompt_format: str, workers: int = 0) -> Verifier:
-    """Returns the verifier of programs in a prompt format: "fork", "portable" (format micro alone), or
-    "auto", the fork where its walls can be had. Raises UserError if this machine has none for the format."""
-    if kind == "portable":
-        return PortableVerifier()
+def open_sandbox(prompt_format: str, workers: int = 0) -> Verifier:
+    """Returns the verifier of programs in a prompt format: the fork where its walls can be had, else the
+    portable one. Raises UserError if this machine has none for the format."""
     try:
         return Sandbox(workers)
     except UserError as error:
-        if kind == "fork" or prompt_format != "micro":
+        if prompt_format != "micro":
             raise
         return PortableVerifier(str(error))
 

@@ -33,7 +33,7 @@ def opened(path: str) -> Iterator[tuple[Setup, State]]:
     demand(run.steps(), f"{path}: no checkpoint; give the directory of a run, out/NAME")
     cfg = replace(config_of(run.config()), n_prompts=1, samples_per_task=N_ATTEMPTS)
     cfg, base = prepare(cfg, ranks)
-    with open_sandbox("auto", cfg.prompt_format) as sandbox:
+    with open_sandbox(cfg.prompt_format) as sandbox:
         setup = populate(cfg, base, ranks, sandbox)
         yield setup, restore(run, setup, run.steps()[-1])
 

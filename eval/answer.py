@@ -15,13 +15,12 @@ from zlib import crc32
 import numpy as np
 from tqdm import tqdm
 
-from common import demand, json_object, parser_of
+from common import demand, json_object, parser_of, wilson
 from config import Config
-from eval.stats import bootstrap, wilson
-from evolve import member_order
+from eval.stats import bootstrap
 from lora import Adapters
 from ranks import Ranks
-from run import RunDir, members_dir, prepare
+from run import RunDir, peft_directories, prepare
 from selfplay import Setup, write
 from tasks.base import UNJUDGED
 from tasks.programs import Limits
@@ -73,17 +72,6 @@ def parser(name: str, doc: str, max_new_tokens: int | None = None) -> argparse.A
     )
     p.add_argument("--max-new-tokens", type=int, default=max_new_tokens, help="tokens of an answer")
     return p
-
-
-def peft_directories(given: str) -> list[Path]:
-    """Returns the adapters in a run or in a checkpoint, or the PEFT directory itself. Raises UserError for
-    none."""
-    path = Path(given).expanduser()
-    if (path / "adapter_config.json").exists():
-        return [path]
-    found = [file.parent for file in members_dir(path).glob("*/adapter_config.json")]
-    demand(found, f"{given} holds no adapter: give a run (out/NAME), a checkpoint or a PEFT directory")
-    return sorted(found, key=lambda path: member_order(path.name))
 
 
 def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:

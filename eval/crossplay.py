@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     ranks = Ranks.join(args.device)
     cfg, base = prepare(replace(config_of(run.config()), tasks=""), ranks)
-    with open_sandbox("auto", cfg.prompt_format) as sandbox:
+    with open_sandbox(cfg.prompt_format) as sandbox:
         setup = populate(cfg, base, ranks, sandbox)
         known = restore(run, setup, steps[-1]).archive.keys
         items = []

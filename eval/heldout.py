@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     args = p.parse_args(argv)
     setup, slots = load(args)
-    with open_sandbox("auto", setup.base.prompt_format) as sandbox:
+    with open_sandbox(setup.base.prompt_format) as sandbox:
         setup = replace(setup, sandbox=sandbox)
         items = items_of(setup, args)
         out = open_results(

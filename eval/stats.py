@@ -28,15 +28,6 @@ T = (
 )
 
 
-def wilson(right: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Returns the 95% interval of a share, right of n (Wilson 1927)."""
-    p = right / n
-    z2 = z * z / n
-    middle = p + z2 / 2
-    half = z * math.sqrt(p * (1 - p) / n + z2 / (4 * n))
-    return (middle - half) / (1 + z2), (middle + half) / (1 + z2)
-
-
 def bootstrap(values: np.ndarray) -> np.ndarray:
     """Returns the 95% percentile interval (2,) of the mean of values (n,), by 2,000 draws of n values."""
     drawn = np.random.default_rng(0).choice(values, (2000, len(values)))

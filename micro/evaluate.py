@@ -25,7 +25,7 @@ from sandbox.values import encode
 from tasks import TASK_TYPES, verify_answers
 from tasks.base import Task
 from tasks.programs import Limits
-from tasks.prompts import Prompt, reasoning
+from tasks.prompts import reasoning
 from tasks.rendering import decode_answers, render
 from verifier import Sandbox, open_sandbox
 from weights import load_base
@@ -69,39 +69,30 @@ def draw_tasks(row: str, size: int, n: int, seed: int | str) -> list[Task]:
     return tasks
 
 
-def write(
-    base: Base,
-    prompts: list[Prompt],
-    temperature: float,
-    key: tuple[int, ...],
-    forced: str = "",                   # how each answer begins
-) -> list[str]:
-    """Returns one answer to each prompt."""
-    begun = base.tokenizer.encode(forced)
-    ids = [render(prompt, base.prompt_format, base.tokenizer).ids + begun for prompt in prompts]
-    keys = [(*key, i) for i in range(len(ids))]
-    nobody = [-1] * len(ids)                                        # the base without an adapter
-    sampling = SamplingParams(temperature=temperature, max_new_tokens=MAX_NEW_TOKENS)
-    rollout = generate(base, None, Prompts(ids, nobody, keys), sampling)
-    rests = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
-    return [forced + rest for rest in rests]
-
-
 def answers(
     base: Base,
     sandbox: Sandbox,
     tasks: list[Task],
     key: tuple[int, ...],               # random
     temperature: float,
-    forced: str = "",
+    forced: str = "",                   # how each answer begins
 ) -> tuple[float, float]:
-    """Makes one attempt at each task, as `write` does. Returns the shares that are correct and that think."""
-    prompts = [TASK_TYPES[task.kind].solve(base.prompt_format, task, LIMITS) for task in tasks]
-    texts = write(base, prompts, temperature, key, forced)
-    attempts = [[text] for text in texts]
+    """Makes one attempt at each task. Returns the shares that are correct and that think."""
+    begun = base.tokenizer.encode(forced)
+    ids, keys = [], []
+    for i, task in enumerate(tasks):
+        prompt = TASK_TYPES[task.kind].solve(base.prompt_format, task, LIMITS)
+        ids.append(render(prompt, base.prompt_format, base.tokenizer).ids + begun)
+        keys.append((*key, i))
+    n = len(tasks)
+    nobody = [-1] * n                                               # the base without an adapter
+    sampling = SamplingParams(temperature=temperature, max_new_tokens=MAX_NEW_TOKENS)
+    rollout = generate(base, None, Prompts(ids, nobody, keys), sampling)
+    attempts, n_thinking = [], 0
+    for rest in decode_answers(rollout.answers(base.eos_ids), base.tokenizer):
+        attempts.append([forced + rest])
+        n_thinking += bool(reasoning(forced + rest, base.prompt_format))
     verdicts = verify_answers(tasks, attempts, base.prompt_format, LIMITS, sandbox.run)
-    n_thinking = sum(bool(reasoning(text, base.prompt_format)) for text in texts)
-    n = len(texts)
     return verdicts.count(["correct"]) / n, n_thinking / n
 
 
@@ -138,7 +129,7 @@ def main() -> None:
     base = load_base(args.base)
     sizes = "".join(map("{:<5}".format, range(1, 7)))
     print(f"{'statements':18s}{sizes} mean")
-    with open_sandbox("auto", base.prompt_format, workers=1) as sandbox:
+    with open_sandbox(base.prompt_format, workers=1) as sandbox:
         for row in SIZES:
             for name, values in solving(base, sandbox, row, args.n).items():
                 print(line(row, name, values), flush=True)

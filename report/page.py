@@ -1,12 +1,11 @@
 """Fills the templates of this folder with what runs have logged. Words that never change stand there."""
 import csv
-import math
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
 from string import Template
 
-from common import demand, read_log
+from common import demand, read_log, wilson
 from report import RunLog, get
 from report.draw import ABSENT, H, Line, Points, W, line_chart, short, text
 
@@ -83,21 +82,13 @@ def palette(named: list[tuple[str, Points]]) -> list[Line]:
     return lines
 
 
-def wilson(p: float, n: int) -> tuple[float, float]:
-    """Returns the 95% interval of a share p of n (Wilson 1927)."""
-    z = 1.959964
-    middle = p * n + z * z / 2
-    half = z * math.sqrt(p * (1 - p) * n + z * z / 4)
-    return (middle - half) / (n + z * z), (middle + half) / (n + z * z)
-
-
 def bold(name: str, points: Points, color: str, n_tasks: Points = ()) -> Line:
     """Returns a bold curve; of accuracies over these numbers of tasks, with their 95% intervals."""
     n_at = dict(n_tasks)
     band = []
     for step, p in points:
         if step in n_at:
-            band.append((step, *wilson(p, n_at[step])))
+            band.append((step, *wilson(p * n_at[step], n_at[step])))
     return Line(name, points, color, "bold", band)
 
 

@@ -3,10 +3,10 @@ import cmath
 from collections.abc import Collection
 from dataclasses import replace
 
-from common import refuse_unless
-from sandbox.values import decode, same
+from common import Refused, refuse_unless
+from sandbox.values import Unsupported, decode, encode, same
 from tasks.base import FAILED, UNJUDGED, VIOLATION, Claim, Proposal, Task, TaskType, shown_outputs
-from tasks.literals import canonical_arguments, stated_inputs, value_text
+from tasks.literals import canonical_arguments, stated_inputs, value_of
 from tasks.programs import Limits, binds_f
 from tasks.prompts import Answer
 from verifier import Job, Verdict
@@ -15,8 +15,44 @@ FLOAT_TOLERANCE = 1e-6          # relative, as in HumanEval+; about zero it is t
 ABOUT_ZERO = 1e-12
 
 
-class ValueTask(TaskType):
-    """Holds what code_o and code_i share. A program is run on the answer, and has to return outputs[0]."""
+def check_length(block: str, limits: Limits) -> None:
+    """Raises Refused if an answer is longer than a gold value can be."""
+    # The limit is for values as they are displayed. Twice as much leaves room for spaces.
+    longest = 2 * max(limits.input_chars, limits.output_chars)
+    refuse_unless(len(block.strip()) <= longest, "too_long")
+
+
+class Deduction(TaskType):
+    """Asks for the output, one literal, of a program on an input."""
+    name = "code_o"
+    tags = ("output",)
+
+    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
+        """Returns the canonical text of the literal that a block is. It is parsed, and nothing of it runs."""
+        check_length(block, limits)
+        try:
+            return encode(value_of(block))
+        except Unsupported:                     # no program returns it
+            raise Refused("no_value") from None
+
+    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
+        """Returns "correct" if an answer is the gold output."""
+        if same(decode(answer), decode(task.outputs[0])):
+            return "correct"
+        return "wrong"
+
+
+class Abduction(TaskType):
+    """Asks for any input, as literals, on which a program returns a given output."""
+    name = "code_i"
+    tags = ("input",)
+
+    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
+        """Returns the arguments that a block is."""
+        check_length(block, limits)
+        answer = canonical_arguments(block)
+        refuse_unless(answer, "no_input")
+        return answer
 
     def answer_jobs(self, task: Task, answers: list[str], limits: Limits) -> list[Job]:
         """Returns one job for each answer, because in one job the program could count its calls."""
@@ -32,50 +68,6 @@ class ValueTask(TaskType):
         if claim.output is not None and same(decode(claim.output), decode(task.outputs[0])):
             return "correct"
         return "wrong"
-
-
-def check_length(block: str, limits: Limits) -> None:
-    """Raises Refused if an answer is longer than a gold value can be."""
-    # The limit is for values as they are displayed. Twice as much leaves room for spaces.
-    longest = 2 * max(limits.input_chars, limits.output_chars)
-    refuse_unless(len(block.strip()) <= longest, "too_long")
-
-
-class Deduction(ValueTask):
-    """Asks for the output, one literal, of a program on an input."""
-    name = "code_o"
-    tags = ("output",)
-    # This program of ours reads all answers in one run. If it raises, the answer was no value.
-    program = "def f(value):\n    return value"
-
-    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
-        """Returns the literal that a block is."""
-        check_length(block, limits)
-        return value_text(block)
-
-    def answer_jobs(self, task: Task, answers: list[str], limits: Limits) -> list[Job]:
-        """Returns one job for all answers."""
-        return [Job(self.program, tuple(answers))] if answers else []
-
-    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
-        """Does what `ValueTask.grade` does, but an answer on which our own program fails is malformed."""
-        claim, = claims
-        if claim.error not in (None, FAILED):
-            return "malformed"
-        return super().grade(task, answer, claims, limits)
-
-
-class Abduction(ValueTask):
-    """Asks for any input, as literals, on which a program returns a given output."""
-    name = "code_i"
-    tags = ("input",)
-
-    def read_answer(self, block: str, task: Task, limits: Limits) -> str:
-        """Returns the arguments that a block is."""
-        check_length(block, limits)
-        answer = canonical_arguments(block)
-        refuse_unless(answer, "no_input")
-        return answer
 
     def copies(self, task: Task) -> list[str]:
         """Returns the shown output as an input."""

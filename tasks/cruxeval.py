@@ -7,11 +7,12 @@ Its file is not part of this project: eval/published.json has its address. A lin
 function without parameters: there is no answer that could be given. One input of code_i (sample_621) needs a
 codec that the sandbox has not.
 """
-from common import Refused, UserError, json_object
+from common import Refused, UserError, json_object, readable
 from sandbox.parsing import arguments
-from sandbox.values import decode
+from sandbox.values import decode, encode
 from tasks import TASK_TYPES
 from tasks.base import Proposal, RunJobs, Task, split_of, text_of
+from tasks.literals import value_of
 from tasks.prompts import show
 from verifier import Job
 
@@ -58,18 +59,14 @@ def tasks_of(rows: list[dict], kind: str, dedupe: str, run: RunJobs) -> dict[str
     output that is no literal."""
     odd = [row for row in rows if not is_literal(row["input"])]
     jobs = [Job(EVALUATE.format(**row), ("",), entry="evaluated") for row in odd]
-    golds = Job(TASK_TYPES["code_o"].program, tuple(row["output"] for row in rows))
-    read, *evaluated = run([golds, *jobs])
-
     values = {}                             # id -> the arguments, None where they are no data
-    for row, verdict in zip(odd, evaluated):
+    for row, verdict in zip(odd, run(jobs)):
         text, = verdict.outputs
         values[row["id"]] = None if text is None else ", ".join(map(show, decode(text)))
     tasks = {}
-    for row, gold, error in zip(rows, read.outputs, read.errors):
-        if gold is None:
-            raise UserError(f"CRUXEval's {row['id']} has an output that cannot be read ({error}): fetch the "
-                             "file again")
+    for row in rows:
+        with readable(f"CRUXEval's {row['id']} has an output that cannot be read: fetch the file again"):
+            gold = encode(value_of(row["output"]))
         given = values.get(row["id"], row["input"])
         if not given and kind == "code_i":
             continue

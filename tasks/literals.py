@@ -54,12 +54,12 @@ def bare(text: str) -> str:
     return text.strip().strip("`").strip()
 
 
-def value_text(text: str) -> str:
-    """Returns the literal that a text is, as Python prints it. Raises Refused unless it is one."""
+def value_of(text: str) -> object:
+    """Returns the value of the literal that a text is. Raises Refused unless it is one."""
     match parse(bare(text)).body:
-        case [ast.Expr(value)]:
-            literals([value])
-            return unparse(value)
+        case [ast.Expr(node)]:
+            [value] = literals([node])
+            return value
     raise Refused("not_literal")
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from common import Refused, refuse_unless
 from sandbox.parsing import arguments, parse, unparse
-from tasks.literals import value_text
+from tasks.literals import value_of
 from tasks.prompts import FORMATS, show
 
 IMPORTS = frozenset("math itertools functools collections string re heapq bisect operator copy fractions "
@@ -304,4 +304,4 @@ def check_value(value: object, limits: Limits) -> None:
     text = show(value, limits.compact)
     refuse_unless(len(text) <= limits.output_chars, "output_too_long")
     refuse_unless(not limits.control.search(text), "control_text")
-    value_text(text)            # raises if no answer could state it: a set of frozensets has no literal
+    value_of(text)            # raises if no answer could state it: a set of frozensets has no literal

@@ -127,7 +127,7 @@ GIVEN = [dict(program="def f(x):\n return x+1", input="1"), dict(program="def f(
 
 
 @pytest.mark.parametrize("flags, match", [
-    ("--base /nowhere/at/all", "/nowhere/at/all"), ("--heldout /nowhere", "/nowhere cannot be read"), ("--init /nowhere", "holds 0 adapters for"),
+    ("--base /nowhere/at/all", "/nowhere/at/all"), ("--heldout /nowhere", "/nowhere cannot be read"), ("--init /nowhere", "holds no adapter"),
     ("--rollout-batch 100000000", r"(?s)not enough memory:\n.*weights .*cache .*free: .*lower these two flags"),
     ("--device nonsense", "give auto, cpu, cuda or cuda:1"), ("--max-new-tokens 100000", "exceed the base's context, 256 tokens"),
     ("--tasks /nowhere", "/nowhere cannot be read"), ("--tasks /dev/null", "--tasks /dev/null holds no task"),

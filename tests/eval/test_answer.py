@@ -5,10 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
-from common import UserError
+from common import UserError, wilson
 from eval import answer
 from eval.answer import NOT_PLAIN, Item, answer_all, load, open_results, parser, summarise, table
-from eval.stats import wilson
 from tasks.base import UNJUDGED
 from tasks.prompts import Prompt
 

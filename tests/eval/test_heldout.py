@@ -70,7 +70,7 @@ def test_cruxeval_s_expressions_are_evaluated_once(sandbox):
     tasks = cruxeval.tasks_of(ROWS, "code_o", "exact", run)
     assert [task.inputs[0] for task in tasks.values()] == ["4", "{'a': 1}, 'a'", "lambda x: [x], 2", "", "'aaa'", "4", "2"]
     assert [decode(task.outputs[0]) for task in tasks.values()] == [5, 1, [2], {1: (2,)}, "aaaaaa", 3, 10]
-    assert len(asked) == 1 + 3, "the golds together, and each expression"
+    assert len(asked) == 3, "each expression, and no literal"
     inverse = cruxeval.tasks_of(ROWS, "code_i", "exact", sandbox.run)
     assert tasks.keys() - inverse.keys() == {"sample_2", "sample_3"}, "no literal answers these"
     hostile = [ROWS[0] | dict(input=text) for text in ("__import__('os').fork()", "open('/etc/passwd')")]

@@ -11,7 +11,7 @@ import pytest
 from tiny_run import play, rows
 
 import report
-from common import UserError
+from common import UserError, wilson
 from report import RunLog, draw, page
 from report.__main__ import main
 
@@ -95,7 +95,7 @@ def test_a_whole_run_is_told(tmp_path):
 
 def test_each_curve_has_its_numbers(tmp_path):
     run = RunLog(invent(tmp_path / "run"))
-    assert page.wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    assert wilson(50, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
     heldout = page.panels(run)["Held-out tasks of the type that is played"]
     assert [line.name for line in heldout] == ["S0", "S1", "mean", "base"]
     assert [value for _, value in heldout[2].points] == pytest.approx([0, 0.2, 0.4]) and len(heldout[2].band) == 3

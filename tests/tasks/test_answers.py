@@ -10,7 +10,7 @@ from sandbox.values import encode
 from tasks import TASK_TYPES, judge_answers
 from tasks.base import UNJUDGED, VIOLATION, Proposal, Task, TaskType
 from tasks.code import close
-from tasks.literals import canonical_arguments, read_blocks, stated_inputs, value_text
+from tasks.literals import canonical_arguments, read_blocks, stated_inputs, value_of
 from tasks.prompts import FORMATS, show
 from verifier import Verdict
 
@@ -68,7 +68,7 @@ ANSWERS = [
     (OUT, "```output\n[2, 4]\n```\nas\n```output\nx % 2\n```\nsays", "correct"), (OUT, "```input\n[2, 4]\n```", "malformed"),
     (OUT, "```\n[4]\n```\nso\n```\n[2, 4]\n```\nby\n```python\nx % 2 == 0\n```", "correct"),
     (OUT, "```output\n[1]\n```\nWait, no.\n```output\n[2,4]", "correct"), (OUT, "The output is [2, 4].", "malformed"),
-    (OUT, "```output\nx = [2, 4]\n```", "malformed"), (OUT, "```output\n[2, 4]" + " " * 5000 + "1\n```", "malformed"),
+    (OUT, "```output\nx = [2, 4]\n```", "malformed"), (OUT, "```output\n0x" + "f" * 990 + "\n```", "malformed"), (OUT, "```output\n'\\ud800'\n```", "malformed"), (OUT, "```output\n[2, 4]" + " " * 5000 + "1\n```", "malformed"),
     (PAIR, "```output\n1, 1\n```", "correct"), (PAIR, "```output\n[1, 1]\n```", "wrong"), (PAIR, "```output\n1), (1\n```", "malformed"),
     # arguments
     (INP, "```input\n[2, 4]\n```\nwhich gives\n```output\n[2, 4, 6]\n```", "correct"), (INP, "```output\n[2, 4]\n```", "malformed"),
@@ -166,7 +166,7 @@ def test_what_the_sandbox_failed_on_is_unjudged_and_what_is_forbidden_is_told():
         run = lambda asked: [Verdict("ok", outputs, errors, 0.0)] * (len(asked) == 1)
         assert judge_answers([TURN], [["p", None, "p"]], CHAT, run) == [[verdict, "malformed", verdict]]
     run = lambda asked: [Verdict("ok", (None,), ("sandbox failure",), 0.0) for _ in asked]
-    assert judge_answers([OUT, INP], [["1"], ["1"]], CHAT, run) == [[UNJUDGED]] * 2
+    assert judge_answers([OUT, INP], [["1"], ["1"]], CHAT, run) == [["wrong"], [UNJUDGED]], "a literal needs no sandbox"
 
 
 # --- literals -----------------------------------------------------------------------------------------------
@@ -183,14 +183,14 @@ def test_arguments_are_literals_between_the_brackets_of_a_call(text, arguments):
 
 
 @pytest.mark.parametrize("text, value", [
-    ("1, 2", "(1, 2)"), ("`[1]`  ", "[1]"), ("[1]  # one", "[1]"), ("1+2j", "1 + 2j"), ("set()", "set()"), ("'a' 'b'", "'ab'"),
-    *((text, None) for text in ("", "x = 1", "f(1)", "1\n2", "...", "1 + 1", "[*[1]]", "{{}: 1}", "1), (2", "0x" + "f" * 4000, "[" * 30 + "]" * 30, "\0"))])
+    ("1, 2", (1, 2)), ("`[1]`  ", [1]), ("[1]  # one", [1]), ("1+2j", 1 + 2j), ("set()", set()), ("'a' 'b'", "ab"),
+    *((text, None) for text in ("", "x = 1", "f(1)", "1\n2", "...", "1 + 1", "[*[1]]", "{{}: 1}", "1), (2", "[" * 30 + "]" * 30, "\0"))])
 def test_a_value_is_what_python_reads(text, value):
     if value is None:
         with pytest.raises(Refused):
-            value_text(text)
+            value_of(text)
     else:
-        assert value_text(text) == value
+        assert value_of(text) == value
 
 
 @pytest.mark.parametrize("value, may", [
