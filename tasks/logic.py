@@ -105,11 +105,6 @@ class Logic(TaskType):
         # The table has done its work: a task is stored with its gold alone.
         return replace(task, inputs=("",), outputs=(encode(gold),))
 
-    def variables(self, task: Task) -> list[str]:
-        """Returns the names of the puzzle's variables in alphabetical order."""
-        function = entry(tree_of(task.program))
-        return [argument.arg for argument in function.args.args]
-
     def fields(self, prompt_format: str, task: Task, limits: Limits) -> dict[str, str]:
         """Returns what `TaskType.fields` does, and the clauses, one a line."""
         lines = "\n".join(clauses_of(task.program))
@@ -119,7 +114,7 @@ class Logic(TaskType):
 
     def read_answer(self, block: str, task: Task, limits: Limits) -> str:
         """Returns the truth values that a block states, by name or in order, as "True, False"."""
-        names = self.variables(task)
+        names = [parameter.arg for parameter in entry(tree_of(task.program)).args.args]
         # The bound on the length is one on the work: no assignment of six variables is longer.
         parts = re.split(r"[,\n]", block[:1000].strip())
         refuse_unless(len(parts) == len(names), "syntax")

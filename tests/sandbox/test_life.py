@@ -101,8 +101,6 @@ def test_tiers_and_refusal(narrow, monkeypatch):
     for layer in "seccomp", "no_capabilities", "no_new_privs", "not_dumpable", *limits:
         assert narrow.report[layer] == "ok", layer
     pytest.raises(UserError, Sandbox, workers=1, without=("seccomp",)).match("refuses.*seccomp .left out")
-    for options in dict(workers=-1), dict(cpu_s=0), dict(cpu_s=7.0), dict(mem_mb=1), dict(profile="evil"):
-        pytest.raises(UserError, Sandbox, **options)
     monkeypatch.setattr(verifier, "CANARY", "def f(name): return 'ALLOWED'")
     pytest.raises(UserError, Sandbox, workers=1).match("open a file .ALLOWED")
 
