@@ -273,13 +273,10 @@ def reason_of(said: str) -> str:
 
 
 def returned(output: str | None, error: str | None) -> object:
-    """Returns the value that an execution returned. Raises Refused if it returned none that can be read."""
+    """Returns the value that an execution returned. Raises Refused if it returned none."""
     if output is None:
         raise Refused(reason_of(error))
-    try:
-        return decode(output)
-    except ValueError:
-        raise Refused("malformed_result") from None
+    return decode(output)
 
 
 def shown_outputs(task: Task, compact: bool = False) -> list[str]:

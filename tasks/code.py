@@ -59,12 +59,10 @@ class Abduction(TaskType):
         return [Job(task.program, (answer,)) for answer in answers]
 
     def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
-        """Returns "malformed" for an answer that is no literal, and "wrong" if the program raises on it."""
+        """Returns "correct" if the program returns the gold output, "wrong" also if it raises."""
         claim, = claims
         if claim.error == FAILED:
             return UNJUDGED
-        if claim.error and claim.error.startswith("not a literal"):
-            return "malformed"
         if claim.output is not None and same(decode(claim.output), decode(task.outputs[0])):
             return "correct"
         return "wrong"
