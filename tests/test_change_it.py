@@ -15,7 +15,7 @@ ROOT = Path(config.__file__).parent
 PAGE = (ROOT / "docs" / "change-it.md").read_text(encoding="utf-8")
 SECTIONS = dict(section.split("\n", 1) for section in PAGE.split("\n## ")[1:])          # title -> text
 WALKS = [title for title, text in SECTIONS.items() if "```python" in text]
-RATING = "A rating system"                      # changes what every run does: test_same_bits.py notices, as the page says
+RATING, ROLE = "A rating system", "A role"      # change what every run does: test_same_bits.py notices, as the page says
 TINY = dict(steps=2, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=1, probe_every=1)
 # What has nothing of a run in it, or takes long: no walk of the page can touch it.
 UNTOUCHED = ["tests/test_change_it.py", "tests/sandbox", "tests/bench", "tests/micro", "tests/course", "tests/report"]
@@ -82,7 +82,7 @@ def test_all_walks_together_are_in_style(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("walk", WALKS)
 def test_a_walk_turns_no_test_red(tmp_path, walk):
-    ignored = UNTOUCHED + ["tests/test_same_bits.py"] * (walk == RATING)
+    ignored = UNTOUCHED + ["tests/test_same_bits.py"] * (walk in (RATING, ROLE))
     run(changed(tmp_path, walk), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", *[f"--ignore={path}" for path in ignored])
 
 
