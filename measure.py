@@ -63,7 +63,7 @@ def ask_greedily(
     for i, name in enumerate(slots):
         own = slice(i * apart, i * apart + len(tasks))
         correct[name] = list(map(solve_rate, done.verdicts[own]))
-        thinks[name] = [bool(reasoning(text, s.base.prompt_format)) for text in done.texts[own]]
+        thinks[name] = [bool(reasoning(text, s.base.prompt_format)) for (text,) in done.texts[own]]
     return correct, thinks, int(done.rollout.n_tokens.sum())
 
 

@@ -313,8 +313,8 @@ def score(
     checkpointing: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the log-probability (M,) float32 of each target, and the entropy (M,) of its distribution, None
-    without --entropy-coef. At most CHUNK logits exist at once. If more are
-    needed, the backward pass computes them again."""
+    without --entropy-coef. At most CHUNK logits exist at once. If more are needed, the backward pass computes
+    them again."""
     def piece(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
         logits = base.model.logits(h).float()
         logp = (logits / cfg.temperature).log_softmax(-1)  # (M, V)

@@ -114,7 +114,7 @@ Solved = list[tuple[ProposalRecord, Member]]    # a task and who attempted it, i
 class Attempts:
     """Holds n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
     rollout: Rollout                # a row for each attempt
-    texts: list[str]                # one for each row, the prompt's opening included
+    texts: list[list[str]]          # by task, then by attempt, the prompt's opening included
     verdicts: list[list[str]]       # by task, then by attempt, as TaskType.grade says
 
 
@@ -231,7 +231,7 @@ def attempt(
     prompts = [prompt_student(s, task) for task in tasks]
     rollout, texts = ask(s, prompts, slots, step, phase, n, temperature)
     by_task = [texts[i * n:(i + 1) * n] for i in range(len(tasks))]
-    return Attempts(rollout, texts, judge(s, tasks, by_task))
+    return Attempts(rollout, by_task, judge(s, tasks, by_task))
 
 
 def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
@@ -431,11 +431,10 @@ def solve(
     # a task is asked once for each student that attempts it
     tasks = [p.task for p, _ in solved]
     slots = [student.slot for _, student in solved]
-    n = s.cfg.samples_per_task
-    attempts = attempt(s, tasks, slots, step, SOLVE, n)
+    attempts = attempt(s, tasks, slots, step, SOLVE, s.cfg.samples_per_task)
     for i, (p, student) in enumerate(solved):
         p.attempts[student.name] = attempts.verdicts[i]
-        p.answers[student.name] = attempts.texts[i * n:(i + 1) * n]
+        p.answers[student.name] = attempts.texts[i]
     return solved, attempts
 
 

@@ -20,7 +20,7 @@ from common import demand, leave
 from eval.answer import Item, answer_all, conclude, load, open_results, parser
 from micro.evaluate import ROWS, SEEN, SIZES, draw_tasks
 from selfplay import Setup
-from tasks import cruxeval, read_tasks, verify_answers
+from tasks import cruxeval, read_tasks
 from tasks.base import SPLITS, Task, split_of
 from verifier import open_sandbox
 
@@ -98,8 +98,7 @@ def judge(setup: Setup, asked: list[tuple[Item, str]]) -> list[dict]:
     """Returns the verdicts of self-play."""
     tasks = [item.gold for item, _ in asked]
     texts = [[text] for _, text in asked]
-    verdicts = verify_answers(tasks, texts, setup.base.prompt_format, setup.limits, setup.sandbox.run)
-    return [dict(verdict=verdict) for (verdict,) in verdicts]
+    return [dict(verdict=verdict) for (verdict,) in selfplay.judge(setup, tasks, texts)]
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -112,7 +112,7 @@ def test_students_and_teachers_of_such_a_base(setup, thinker, population):
     """Students think, and what they wrote begins with it; teachers go on where their prefix ends."""
     s = dataclasses.replace(setup(max_new_tokens=8), base=thinker, adapters=population(thinker, 4, rank=2), limits=CHAT)
     done = selfplay.attempt(s, [TASK], [2], 0, selfplay.SOLVE, 3)
-    assert [text.startswith("<think>\n") for text in done.texts] == [True] * 3 and done.verdicts == [["malformed"] * 3]
+    assert [text.startswith("<think>\n") for text in done.texts[0]] == [True] * 3 and done.verdicts == [["malformed"] * 3]
     asked = Prompt("Write one.", "```input\n")
     _, texts = selfplay.ask(s, [asked], [0], 0, selfplay.PROPOSE, 2)
     assert all(text.startswith("```input\n") for text in texts)
