@@ -40,28 +40,10 @@ class Refused(Exception):
         return str(self).partition(":")[0]
 
 
-def demand(met: object, otherwise: str) -> None:
-    """Raises UserError with this text unless what the user gave meets a condition."""
-    if not met:
-        raise UserError(otherwise)
-
-
 def refuse_unless(met: object, reason: str) -> None:
     """Raises Refused for this reason unless a model's text meets a condition."""
     if not met:
         raise Refused(reason)
-
-
-def number_from(function: Callable, *arguments: object) -> float:
-    """Returns what somebody's function returns, a reward for example. Raises AssertionError with the
-    function's place unless it is a finite number: a forgotten `return` would else be noticed many steps
-    later, or never."""
-    number = function(*arguments)
-    is_number = isinstance(number, (int, float)) and math.isfinite(number)
-    code = function.__code__
-    assert is_number, (f"{function.__qualname__} ({code.co_filename}, line {code.co_firstlineno}) returned "
-                       f"{number!r}: it has to return a finite int or float")
-    return number
 
 
 # --- commands and files -------------------------------------------------------------------------------------
@@ -114,7 +96,8 @@ def json_object(text: str | bytes) -> dict:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:       # ValueError: also bytes that are no UTF-8
         raise UserError(f"{type(error).__name__}: {error}") from None
-    demand(isinstance(value, dict), "it is no JSON object")
+    if not isinstance(value, dict):
+        raise UserError("it is no JSON object")
     return value
 
 

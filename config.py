@@ -4,10 +4,10 @@ import difflib
 from collections.abc import Collection
 from dataclasses import Field, dataclass, field, fields, replace
 
-from common import UserError, demand
+from common import UserError
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS
-from tasks import TASK_TYPES
+from tasks import FRESH, TASK_TYPES
 from tasks.prompts import FORMATS
 
 # Flags with several values, which the command line and config.json write with commas between them
@@ -302,8 +302,9 @@ def resolve_config(cfg: Config, prompt_format: str, dtype: str = "auto") -> Conf
     for other, (is_on, names) in SWITCHED_OFF.items():
         for name in names:
             value = getattr(cfg, name)
-            idle = is_on(cfg) and value not in (usually[name], "none")
-            demand(not idle, f"{spelled(name)} {value} does nothing beside {other}: leave one of the two out")
+            if is_on(cfg) and value not in (usually[name], "none"):
+                raise UserError(f"{spelled(name)} {value} does nothing beside {other}: leave one of the two "
+                                "out")
     check_together(cfg)
     return cfg
 
@@ -314,23 +315,29 @@ def check_value(f: Field, value: object) -> None:
     choices = f.metadata["choices"]
     if choices:
         for name in value if isinstance(value, tuple) else [value]:
-            demand(name in choices, f"{given}: {name!r} is none of {', '.join(choices)}")
+            if name not in choices:
+                raise UserError(f"{given}: {name!r} is none of {', '.join(choices)}")
     elif f.type in (int, float):
         low, high = f.metadata["within"]
         fits = isinstance(value, (int, float)) and low <= value <= high         # which nan is not
-        demand(fits, f"{given}: give a number from {low} to {high}")
+        if not fits:
+            raise UserError(f"{given}: give a number from {low} to {high}")
 
 
 def check_together(cfg: Config) -> None:
     """Raises UserError with the fix if flags do not go together, each of which may have its value."""
-    demand(cfg.pop % 2 == 0, f"--pop {cfg.pop}: give an even number, half of them are teachers")
-    demand(cfg.task_types, "--task-types: give at least one")
+    if cfg.pop % 2:
+        raise UserError(f"--pop {cfg.pop}: give an even number, half of them are teachers")
+    if not cfg.task_types:
+        raise UserError("--task-types: give at least one")
     decay = cfg.lr_decay
-    demand(len(decay) == 3 and 0 <= decay[0] < decay[1] and 0 <= decay[2] <= 1,
-           f"--lr-decay {text_of(decay)}: give HOLD,END,FLOOR, HOLD below END, FLOOR at most 1")
-    demand(cfg.tasks != "micro" or set(cfg.task_types) <= {"code_o", "code_i"},
-           "--tasks micro draws code_o and code_i: give these as --task-types, or a file of tasks")
-    demand(cfg.prompt_format == "micro" or cfg.n_few_shot >= 1,
-           f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks, give at least 1")
+    if not (len(decay) == 3 and 0 <= decay[0] < decay[1] and 0 <= decay[2] <= 1):
+        raise UserError(f"--lr-decay {text_of(decay)}: give HOLD,END,FLOOR, HOLD below END, FLOOR at most 1")
+    if cfg.tasks == FRESH and not set(cfg.task_types) <= {"code_o", "code_i"}:
+        raise UserError("--tasks micro draws code_o and code_i: give these as --task-types, or a file of "
+                        "tasks")
+    if cfg.prompt_format != "micro" and cfg.n_few_shot < 1:
+        raise UserError(f"--n-few-shot {cfg.n_few_shot}: {cfg.prompt_format} prompts show tasks, give at "
+                        "least 1")
     for kind in cfg.task_types:
         TASK_TYPES[kind].ready(cfg)

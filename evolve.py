@@ -14,7 +14,7 @@ from random import Random
 
 import torch
 
-from common import demand, leave, parser_of
+from common import UserError, leave, parser_of
 from config import Config, Numbers
 from lora import TARGETS, Adapters, name_of
 from operators import BY_NAME, CROSSOVERS, MUTATIONS, OPERATORS, adapter_cosines, dw_norm
@@ -259,10 +259,11 @@ def cross(
     """Makes a child of PEFT directories, and writes it into the new directory `out`. Returns its norm ratio
     and the cosines (P + 1, P + 1) between the dW of the parents and the child, which is the last."""
     out = Path(out)
-    is_free = not out.exists() or not list(out.iterdir())
-    demand(is_free, f"--out {out} holds files already: give a new directory")
+    if out.exists() and list(out.iterdir()):
+        raise UserError(f"--out {out} holds files already: give a new directory")
     n = OPERATORS[operator].n_parents
-    demand(len(directories) == n, f"{operator} makes a child of {n} adapter(s): got {len(directories)}")
+    if len(directories) != n:
+        raise UserError(f"{operator} makes a child of {n} adapter(s): got {len(directories)}")
     config, base_hash, first = read_peft(directories[0])
     shapes = {}                                     # path -> (in, out)
     for path in sorted(first, key=module_order):
@@ -291,7 +292,8 @@ def main() -> None:
     args = parser.parse_args()
     knobs = {}
     if args.share is not None:
-        demand(args.operator == "add", f"--share is a flag of add: --operator {args.operator} has no share")
+        if args.operator != 'add':
+            raise UserError(f"--share is a flag of add: --operator {args.operator} has no share")
         knobs = dict(share=args.share)
     ratio, cosines = cross(args.parents, args.operator, args.out, args.seed, **knobs)
     print(f"{args.out} = {args.operator}({', '.join(args.parents)})\nnorm of its update over the mean of its "

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from common import demand
+from common import UserError
 from lora import Adapters, AdapterWeights, Route
 from model import Base, KVCache
 from ranks import ALONE, Ranks, send
@@ -474,10 +474,9 @@ def generate(
     longest = max(map(len, prompts.ids))
     new = sampling.max_new_tokens
     n = sampling.n
-    demand(
-        longest + new <= context,
-        f"a prompt of {longest} tokens and an answer of {new} exceed the base's context of {context}: lower "
-        "--max-new-tokens, or shorten the prompt")
+    if longest + new > context:
+        raise UserError(f"a prompt of {longest} tokens and an answer of {new} exceed the base's context of "
+                        f"{context}: lower --max-new-tokens, or shorten the prompt")
     assert len(prompts.member) == len(prompts.ids)
     assert len(prompts.keys) == len(prompts.ids) * n
     # Each process takes every world-th prompt; all of them gather the rows, and put them into order.

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common import demand
+from common import UserError
 from ranks import send
 
 # The linear layers of a block that can carry adapters, by the names that Hugging Face gives them
@@ -109,15 +109,16 @@ class Adapters:
         """Overwrites a member, or leaves it whole and raises UserError if layers or shapes differ, or a
         number is not finite."""
         odd = min(set(factors) ^ set(self.A), default="")
-        demand(
-            not odd,
-            f"adapter covers other layers than this population ({odd}): use its base, and TARGETS of lora.py")
+        if odd:
+            raise UserError(f"adapter covers other layers than this population ({odd}): use its base, and "
+                            "TARGETS of lora.py")
         for path, (A, B) in factors.items():            # all of them before the first is written
             for x, ours in ((A, self.A[path]), (B, self.B[path])):
-                fits = x.shape == ours.shape[1:]
-                demand(fits, f"adapter {path} has a factor {tuple(x.shape)}: another rank or base than ours")
-                finite = x.isfinite().all()
-                demand(finite, f"adapter {path} holds numbers that are not finite: take an earlier one")
+                if x.shape != ours.shape[1:]:
+                    raise UserError(f"adapter {path} has a factor {tuple(x.shape)}: another rank or base "
+                                    "than ours")
+                if not x.isfinite().all():
+                    raise UserError(f"adapter {path} holds numbers that are not finite: take an earlier one")
         for path, (A, B) in factors.items():
             self.A[path][slot].copy_(A)
             self.B[path][slot].copy_(B)

@@ -41,6 +41,11 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known)
 
 
+def thinks(s: Setup, text: str) -> bool:
+    """Returns whether an answer shows reasoning."""
+    return bool(reasoning(text, s.base.prompt_format))
+
+
 # --- probes -------------------------------------------------------------------------------------------------
 
 def ask_greedily(
@@ -59,12 +64,12 @@ def ask_greedily(
     for slot in asked:
         by_row += [slot] * len(tasks)
     done = attempt(s, tasks * len(asked), by_row, step, PROBE, 1, 0.0)
-    correct, thinks = {}, {}
+    correct, thought = {}, {}
     for i, name in enumerate(slots):
         own = slice(i * apart, i * apart + len(tasks))
         correct[name] = list(map(solve_rate, done.verdicts[own]))
-        thinks[name] = [bool(reasoning(text, s.base.prompt_format)) for (text,) in done.texts[own]]
-    return correct, thinks, int(done.rollout.n_tokens.sum())
+        thought[name] = [thinks(s, text) for (text,) in done.texts[own]]
+    return correct, thought, int(done.rollout.n_tokens.sum())
 
 
 def by_type(tasks: list[Task], columns: dict[str, list]) -> dict[str, dict[str, float | None]]:
@@ -97,10 +102,10 @@ def probe(s: Setup, state: State, proposed: list[ProposalRecord], step: int) -> 
         row["heldout_greedy_base"] = mean(correct.pop(BASE))
         row["heldout_greedy"] = dict(zip(correct, map(mean, correct.values())))
     if state.unseen:
-        correct, thinks, n_tokens = ask_greedily(s, everybody, state.unseen, step)
+        correct, thought, n_tokens = ask_greedily(s, everybody, state.unseen, step)
         row["probe_tokens"] += n_tokens
         row["unseen"] = by_type(state.unseen, correct)
-        row["unseen_think"] = by_type(state.unseen, thinks)
+        row["unseen_think"] = by_type(state.unseen, thought)
         row["unseen_n"] = Counter(task.kind for task in state.unseen)
     valid = [p for p in proposed if p.task]
     if valid:
@@ -189,7 +194,7 @@ def member_measures(
                 sigma=m.rating.sigma,
                 lr=rates[m.slot],
                 cosine=mean(cosines[i][:i] + cosines[i][i + 1:]),           # with the others of its role
-                think=mean(bool(reasoning(text, s.base.prompt_format)) for text in texts),
+                think=mean(thinks(s, text) for text in texts),
                 reward=mean(batch.reward[own].tolist()),
                 entropy=-rollout.logp[own].sum().item() / n_tokens,
                 grad_norm=grad_norm[m.slot])
@@ -232,7 +237,7 @@ def measures(
         unique_at_64=archive.unique_at_64(),
         majority_baseline=baseline,
         beats_guessing=mean(beats_guessing),
-        think=mean(bool(reasoning(text, s.base.prompt_format)) for text in answers),
+        think=mean(thinks(s, text) for text in answers),
         frac_zero_advantage=(adv == 0).float().mean().item(),
         sandbox_failures=n_failed,
         tokens_generated=state.totals["generated"],

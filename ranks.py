@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from common import UserError, demand
+from common import UserError
 
 # --- devices ------------------------------------------------------------------------------------------------
 
@@ -45,8 +45,9 @@ def pick_card(device: str) -> str:
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     n_cards = torch.cuda.device_count()
-    demand(torch.device(device).index < n_cards, f"--device {device}: torch sees {n_cards} card(s): name "
-           "another, give cpu, or lower torchrun's --nproc_per_node")
+    if torch.device(device).index >= n_cards:
+        raise UserError(f"--device {device}: torch sees {n_cards} card(s): name another, give cpu, or lower "
+                        "torchrun's --nproc_per_node")
     torch.cuda.set_device(device)
     # cuDNN's attention plans anew for every shape, half a second each, and nearly every shape is new
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -75,8 +76,8 @@ class Ranks:
     def join(cls, device: str) -> "Ranks":
         """Joins torchrun's process group if there is one. device: "auto", "cpu", "cuda" (the card of this
         process) or "cuda:1". Raises UserError if there is no such device."""
-        demand(re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device),
-               f"--device {device}: give auto, cpu, cuda or cuda:1")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", device):
+            raise UserError(f"--device {device}: give auto, cpu, cuda or cuda:1")
         rank = int(os.environ.get("RANK", 0))
         world = int(os.environ.get("WORLD_SIZE", 1))
         if device == "auto":

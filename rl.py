@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
-from common import demand
+from common import UserError
 from config import Config, resolve_config, spelled
 from generate import Rollout
 from lora import Adapters, AdapterWeights, Route
@@ -482,6 +482,7 @@ class Adam:
     def load_state_dict(self, slot: int, state: dict[str, Tensor]) -> None:
         """Reads what state_dict returned into a member."""
         own = self.state_dict(slot)
-        demand(state.keys() == own.keys(), "these are the moments of another population")
+        if state.keys() != own.keys():
+            raise UserError("these are the moments of another population")
         for name, x in own.items():
             x.copy_(state[name])

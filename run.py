@@ -41,7 +41,7 @@ from safetensors.torch import load_file, save_file
 
 import rl
 import selfplay
-from common import UserError, demand, json_object, read_log, readable
+from common import UserError, json_object, read_log, readable
 from config import FREE, Config, flags_of, resolve_config, spelled
 from evolve import ROLES, Member, member_order, spread
 from lora import TARGETS, Adapters, name_of
@@ -130,19 +130,25 @@ class RunDir:
     def config(self) -> dict:
         """Returns the flags that the run was started with. Raises UserError for a damaged config.json, and
         for one of another version: a flag that has come or gone may mean another computation."""
-        path = self.path / "config.json"
-        demand(path.exists(), f"{self.path} holds no run: give the directory of one, such as out/NAME")
-        with readable(f"{path} is damaged: restore it"):
-            flags = json_object(path.read_bytes())
+        if not (self.path / "config.json").exists():
+            raise UserError(f"{self.path} holds no run: give the directory of one, such as out/NAME")
+        flags = self.read_json("config.json")
         odd = sorted(flags.keys() ^ Config.__dataclass_fields__.keys())
-        demand(not odd, f"{self.path} was made by another version, whose flags differ in "
-               f"{', '.join(map(spelled, odd))}: use the commit that its env.json names")
+        if odd:
+            raise UserError(f"{self.path} was made by another version, whose flags differ in "
+                            f"{', '.join(map(spelled, odd))}: use the commit that its env.json names")
         return flags
 
     def rows(self, name: str) -> list[dict]:
         """Returns the lines of a log; none without the file. Raises UserError for a damaged one."""
         path = self.path / name
         return list(read_log(path)) if path.exists() else []
+
+    def read_json(self, name: str) -> dict:
+        """Returns what a small file holds. Raises UserError for a damaged one."""
+        path = self.path / name
+        with readable(f"{path} is damaged: restore it"):
+            return json_object(path.read_bytes())
 
     def write_json(self, name: str, data: dict) -> None:
         """Writes a small file whole: a kill in between leaves the old one."""
@@ -195,7 +201,8 @@ def peft_directories(given: str) -> list[Path]:
     if (path / "adapter_config.json").exists():
         return [path]
     found = [file.parent for file in members_dir(path).glob("*/adapter_config.json")]
-    demand(found, f"{given} holds no adapter: give a run (out/NAME), a checkpoint or a PEFT directory")
+    if not found:
+        raise UserError(f"{given} holds no adapter: give a run (out/NAME), a checkpoint or a PEFT directory")
     return sorted(found, key=lambda path: member_order(path.name))
 
 
@@ -299,23 +306,24 @@ def memory_plan(cfg: Config, shape: ModelConfig, dtype: torch.dtype, free: float
 
 # --- the beginning ------------------------------------------------------------------------------------------
 
-def choose_directory(cfg: Config) -> Path:
+def choose_directory(cfg: Config) -> str:
     """Returns --resume's run, --name's, or the next free number."""
     out = Path(cfg.out)
     if cfg.resume:
-        return Path(cfg.resume)
+        return cfg.resume
     if cfg.name:
-        return out / cfg.name
+        return str(out / cfg.name)
     base = Path(cfg.base)
     stem = base.parent.name if base.name == "base" else base.name
     number = 1
     while (out / f"{stem}-{number}").exists():
         number += 1
-    return out / f"{stem}-{number}"
+    return str(out / f"{stem}-{number}")
 
 
-def plan(cfg: Config, ranks: Ranks) -> tuple[Config, str, bool]:
-    """Returns the resolved configuration, its memory plan and whether it fits, without the base's weights."""
+def plan(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str, bool]:
+    """Returns the resolved configuration, what it computes in, its memory plan and whether that fits, without
+    the base's weights."""
     path = resolve(cfg.base, weights=False)
     shape = read_config(path)
     prompt_format = cfg.prompt_format
@@ -324,33 +332,34 @@ def plan(cfg: Config, ranks: Ranks) -> tuple[Config, str, bool]:
     number = pick_dtype(cfg.dtype, ranks.device)
     cfg = resolve_config(cfg, prompt_format, number)
     context = shape.max_position_embeddings
-    demand(cfg.max_new_tokens < context, f"--max-new-tokens {cfg.max_new_tokens} exceed the base's context, "
-           f"{context} tokens, which a prompt shares: give fewer")
-    table, fits = memory_plan(cfg, shape, DTYPES[number], free_memory(ranks.device))
-    return cfg, table, fits
+    if cfg.max_new_tokens >= context:
+        raise UserError(f"--max-new-tokens {cfg.max_new_tokens} exceed the base's context, {context} "
+                        "tokens, which a prompt shares: give fewer")
+    dtype = DTYPES[number]
+    return cfg, dtype, *memory_plan(cfg, shape, dtype, free_memory(ranks.device))
 
 
 def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     """Returns the resolved configuration and the loaded base. Raises UserError, also if memory is too
     small."""
-    cfg, table, fits = plan(cfg, ranks)
-    demand(fits, f"not enough memory:\n{table}")
+    cfg, dtype, table, fits = plan(cfg, ranks)
+    if not fits:
+        raise UserError(f"not enough memory:\n{table}")
     if cfg.prompt_format == "micro" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
-    dtype = DTYPES[pick_dtype(cfg.dtype, ranks.device)]
     base = load_base(cfg.base, dtype, ranks.device, int8=cfg.dtype == "int8")
     return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format)
 
 
-def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, list[int]]:
-    """Returns the run's directory and the checkpoints in it. Raises UserError in all processes: for an
-    earlier run that is not resumed, or was started with other flags."""
-    path = ranks.broadcast(lambda: str(choose_directory(cfg)))
-    run = ranks.together(lambda: RunDir(path, ranks.rank == 0))     # from here on nobody else writes there
-    steps = ranks.broadcast(run.steps)
+def open_run(path: str, cfg: Config, writes: bool) -> tuple[RunDir, list[int]]:
+    """Returns the run's directory, in which nobody else writes from now on, and the checkpoints in it. Raises
+    UserError for an earlier run that is not resumed, or was started with other flags."""
+    run = RunDir(path, writes)
+    steps = run.steps()
     is_new = not steps and not run.rows("metrics.jsonl")
-    demand(cfg.resume or is_new, f"{run.path} holds an earlier run: python train.py --resume {run} goes on "
-           "with it, another --name begins anew")
+    if not (cfg.resume or is_new):
+        raise UserError(f"{run.path} holds an earlier run: python train.py --resume {run} goes on with it, "
+                        "another --name begins anew")
     if not steps:
         run.cut_logs({})                # killed before its first checkpoint: the steps come again
     if cfg.resume:
@@ -358,7 +367,8 @@ def open_run(cfg: Config, ranks: Ranks) -> tuple[RunDir, list[int]]:
         for name, value in sorted(flags_of(cfg).items()):
             if name not in FREE and before[name] != value:
                 changed.append(f"{spelled(name)} ({before[name]} -> {value})")
-        demand(not changed, f"{run.path} was started with other flags: {', '.join(changed)}")
+        if changed:
+            raise UserError(f"{run.path} was started with other flags: {', '.join(changed)}")
     return run, steps
 
 
@@ -419,8 +429,9 @@ def init_adapters(adapters: Adapters, seed: int, given: str, base_hash: str) -> 
         return
     found = peft_directories(given)
     n = adapters.n_members
-    demand(len(found) == n, f"--init {given} holds {len(found)} adapters for {n} members: give a "
-           "directory with one PEFT folder for each")
+    if len(found) != n:
+        raise UserError(f"--init {given} holds {len(found)} adapters for {n} members: give a directory with "
+                        "one PEFT folder for each")
     for slot, path in enumerate(found):
         load_peft(adapters, slot, path, base_hash)
 
@@ -438,10 +449,11 @@ def init_state(setup: Setup) -> State:
             heldout.append(task)
         else:
             unseen.append(task)
+    first = selfplay.make_tasks(setup, seeds(cfg.task_types), "seed")
     return State(
         step=0,
         members=founders(cfg),
-        archive=archive_of(selfplay.make_tasks(setup, seeds(cfg.task_types), "seed")),
+        archive=archive_of(first),
         heldout=heldout,
         unseen=unseen,
         totals=dict(generated=0, trained=0),
@@ -597,14 +609,15 @@ def restore(run: RunDir, setup: Setup, step: int) -> State:
     """Returns the state of checkpoint step_`step`; adapters are filled in place, the logs cut back to it.
     Raises UserError for another base, another --tasks file, or a damaged checkpoint."""
     place = run.path / f"step_{step}"
-    with readable(f"{place}/state.json is damaged: restore it"):
-        metadata = json_object((place / "state.json").read_bytes())
+    metadata = run.read_json(f"step_{step}/state.json")
     anew = "give it back, or start anew under another --name"
-    demand(metadata["base_files"] == setup.base_hash, f"{run.path} was trained on another base: {anew}")
-    demand(metadata["tasks_file"] == setup.tasks_hash,
-           f"--tasks {setup.cfg.tasks} is another file than {run.path} began with: {anew}")
+    if metadata["base_files"] != setup.base_hash:
+        raise UserError(f"{run.path} was trained on another base: {anew}")
+    if metadata["tasks_file"] != setup.tasks_hash:
+        raise UserError(f"--tasks {setup.cfg.tasks} is another file than {run.path} began with: {anew}")
     for name, size in run.sizes().items():
-        demand(size >= metadata["logs"][name], f"{run.path / name} is shorter than step_{step} says: {anew}")
+        if size < metadata["logs"][name]:
+            raise UserError(f"{run.path / name} is shorter than step_{step} says: {anew}")
     tasks = list(map(task_of, metadata["seeds"]))
     for row in run.rows("tasks.jsonl"):
         if row["step"] < step and not row["reason"]:

@@ -5,7 +5,6 @@
     python sample.py out/micro-1/step_19/S4 base      # attempts of a student and of the frozen base
     python sample.py out/micro-1/best/S4 --program "def f(x): return x[::-1]" --input "[1,2]"
     python sample.py out/micro-1/best/S4 --prompt "def fibonacci(n):"
-    python sample.py out/micro-1/best/S4 --chat       # answers your lines until you press Ctrl-D
 
 The phases of a run do the work: prompts, parsers and verdicts are those of training.
 """
@@ -15,7 +14,7 @@ import re
 from pathlib import Path
 
 import selfplay
-from common import demand, leave, parser_of, visible
+from common import UserError, leave, parser_of, visible
 from config import Config, resolve_config
 from eval.answer import BASE, load
 from evolve import Member, members_of
@@ -41,7 +40,6 @@ def parse_args() -> argparse.Namespace:
     one_of = parser.add_mutually_exclusive_group().add_argument
     one_of("--program", default="", help="a program to attempt, on --input")
     one_of("--prompt", default="", help="any text, which every member answers")
-    one_of("--chat", action="store_true", help="the first member answers lines from the terminal")
     add("--input", default="", help="of --program, as between the brackets of a call")
     add("--prompt-format", default="", help="default: the run's, else the base's")
     add("--n", type=int, default=3, help="fresh tasks, or proposals of a teacher")
@@ -51,9 +49,11 @@ def parse_args() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--device", default="auto", help="auto, cpu or cuda")
     args = parser.parse_args()
-    demand(args.program or not args.input, "--input is that of a program: give --program, too")
+    if args.input and not args.program:
+        raise UserError("--input is that of a program: give --program, too")
     is_function = re.search(r"^def f\(", args.program, re.MULTILINE)
-    demand(is_function or not args.program, "--program: define a function f, as in 'def f(x): return x'")
+    if args.program and not is_function:
+        raise UserError("--program: define a function f, as in 'def f(x): return x'")
     return args
 
 
@@ -63,14 +63,16 @@ def given_tasks(args: argparse.Namespace, task_types: tuple[str, ...]) -> list[P
     for kind in task_types:
         example = TASK_TYPES[kind].seed
         if args.program:
-            demand(kind in OF_PROGRAMS, f"--program is a task of code_o or code_i, not of {kind}")
+            if kind not in OF_PROGRAMS:
+                raise UserError(f"--program is a task of code_o or code_i, not of {kind}")
             given.append(Proposal(kind, args.program, (args.input,)))
         elif kind in OF_PROGRAMS:
             for i in range(args.n):
                 given.append(Proposal(kind, *fresh_program(f"{args.seed}/{i}")))
-        else:
-            demand(example, f"--task-types {kind}: nobody but a teacher has such tasks: ask a teacher alone")
+        elif example:
             given.append(example)
+        else:
+            raise UserError(f"--task-types {kind}: only teachers have such tasks: ask a teacher alone")
     return given
 
 
@@ -107,20 +109,6 @@ def show_answers(setup: Setup, text: str, members: list[Member]) -> None:
             print(f"{m.name}\n{visible(answer)}")
 
 
-def chat(setup: Setup, member: Member) -> None:
-    """Lets a member answer lines from the terminal, until the input ends. It sees the conversation so far."""
-    turns = []
-    while True:
-        try:
-            line = input(f"{member.name} > ")
-        except EOFError:
-            return
-        prompt = Prompt(line, turns=tuple(turns))
-        _, [answer] = selfplay.ask(setup, [prompt], [member.slot], len(turns), selfplay.SOLVE, 1)
-        print(visible(answer))
-        turns.append((line, answer))
-
-
 def main() -> None:
     """The command line."""
     args = parse_args()
@@ -148,9 +136,7 @@ def main() -> None:
     cfg = resolve_config(cfg, prompt_format)
     with open_sandbox(prompt_format) as sandbox:
         setup = dataclasses.replace(loaded, cfg=cfg, sandbox=sandbox)
-        if args.chat:
-            chat(setup, members[0])
-        elif args.prompt:
+        if args.prompt:
             show_answers(setup, args.prompt, members)
         else:
             show_tasks(setup, args, members)

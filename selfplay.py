@@ -6,14 +6,16 @@ between steps.
 """
 import dataclasses
 import functools
+import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 import evolve
-from common import Refused, demand, number_from, refuse_unless
+from common import Refused, UserError
 from config import Config
 from evolve import ROLES, Member, members_of
 from generate import Prompts, Rollout, SamplingParams, generate
@@ -246,13 +248,15 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
         try:
             task_type.check(p, limits)
             task = task_type.make(p, verdict, limits, task_type.key(p, s.cfg.dedupe))
-            refuse_unless(fits(s, prompt_student(s, task)), "prompt_too_long")
+            if not fits(s, prompt_student(s, task)):
+                raise Refused("prompt_too_long")
             tasks.append(task)
         except Refused as refused:
             place = f", line {p.line}," if p.line else ""
             given = f"{p.program[:80]!r} on {p.inputs[0][:40]!r}"
             wrong.append(f"task {number}{place} is not valid ({refused.reason}): {given}")
-    demand(not wrong, f"{what}: " + "\n".join(wrong))
+    if wrong:
+        raise UserError(f"{what}: " + "\n".join(wrong))
     return tasks
 
 
@@ -466,6 +470,18 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
             outputs=tuple(shown_outputs(p.task)),
         ))
     return found
+
+
+def number_from(function: Callable, *arguments: object) -> float:
+    """Returns what somebody's function returns, a reward for example. Raises AssertionError with the
+    function's place unless it is a finite number: a forgotten `return` would else be noticed many steps
+    later, or never."""
+    number = function(*arguments)
+    is_number = isinstance(number, (int, float)) and math.isfinite(number)
+    code = function.__code__
+    assert is_number, (f"{function.__qualname__} ({code.co_filename}, line {code.co_firstlineno}) returned "
+                       f"{number!r}: it has to return a finite int or float")
+    return number
 
 
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:

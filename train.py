@@ -11,10 +11,11 @@
 Five phases a step, all in `train`: match, propose, solve, reward and update, evolve. arXiv 2605.16727 on top
 of 2505.03335.
 """
-import contextlib
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))     # PYTHONSAFEPATH leaves it out
 os.environ.setdefault("GOMP_SPINCOUNT", "0")           # waiting threads that spin cost more than they save
@@ -36,6 +37,7 @@ from run import (
     State,
     Stopwatch,
     begin,
+    choose_directory,
     init_state,
     open_run,
     plan,
@@ -104,7 +106,6 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
         clock.lap("evolve")
 
         # the end of the step: write its lines, and decide whether the run goes on
-        ranks.check_equal(setup.adapters.parameters(), f"step {step}")
         state.step += 1
         born = [birth["child"] for birth in births]
         row = dict(step=step, **measured, **probes, births=born, seconds=clock.seconds)
@@ -118,8 +119,9 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
             measure.tell(row, tasks, cfg.show, begun)
             if first + 3 == state.step < cfg.steps:
                 print(measure.ends_about(history[-3:], cfg.steps - state.step), flush=True)
-        is_enough = bool(enough and enough(row))
-        code, why, is_enough = ranks.broadcast(lambda: (*why_stop(stopped, begun, cfg.halt_on), is_enough))
+        ends = *why_stop(stopped, begun, cfg.halt_on), bool(enough and enough(row))
+        ranks.check_equal(setup.adapters.parameters(), f"step {step}")
+        code, why, is_enough = ranks.broadcast(lambda: ends)
         if code or is_enough or state.step % cfg.save_every == 0 or state.step == cfg.steps:
             ranks.broadcast(lambda: save(run, state, setup))        # nobody leaves before it is on the disk
         if code:
@@ -223,13 +225,15 @@ def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
 
 def main(given: Config, enough: Enough = None) -> RunDir:
     """Runs from step 0, or from the last checkpoint of --resume. enough(row) is called after every step, the
-    last one included, with its line of metrics.jsonl; the run ends after the step in which it returns
-    something true, else after --steps. What fails in one process raises UserError in all, so that
-    none waits for another."""
+    last one included, with its line of metrics.jsonl; the run ends after the step in which it returns true,
+    else after --steps. What fails in one process raises UserError in all, so that none waits for another."""
     ranks = Ranks.join(given.device)
     cfg, base = ranks.together(lambda: prepare(given, ranks))
-    with ranks.together(lambda: sandbox_of(cfg.prompt_format, ranks)) as sandbox, stop_flag() as stopped:
-        run, steps = open_run(cfg, ranks)
+    path = ranks.broadcast(lambda: choose_directory(cfg))
+    # process 0 has the verifier, and tells the others its verdicts
+    verifier = partial(open_sandbox, cfg.prompt_format) if ranks.rank == 0 else nullcontext
+    with ranks.together(verifier) as sandbox, stop_flag() as stopped:
+        run, steps = ranks.together(lambda: open_run(path, cfg, ranks.rank == 0))
         setup = populate(cfg, base, ranks, sandbox, run.writes and sys.stderr.isatty())
         state = ranks.together(lambda: restore(run, setup, steps[-1]) if steps else init_state(setup))
         if run.writes:
@@ -250,13 +254,6 @@ def main(given: Config, enough: Enough = None) -> RunDir:
     return run
 
 
-def sandbox_of(prompt_format: str, ranks: Ranks) -> contextlib.AbstractContextManager:
-    """Returns the verifier in process 0, and nothing in the others, which are told its verdicts."""
-    if ranks.rank > 0:
-        return contextlib.nullcontext()
-    return open_sandbox(prompt_format)
-
-
 def entry() -> int:
     """Does what the command line asks for, and returns the exit code. With --resume the run's own flags come
     first."""
@@ -268,7 +265,7 @@ def entry() -> int:
         flags = kept | flags
     cfg = config_of(flags)
     if cfg.plan:
-        _, table, fits = plan(cfg, Ranks.join(cfg.device))
+        *_, table, fits = plan(cfg, Ranks.join(cfg.device))
         print(table)
         return 0 if fits else 2
     sys.stdout.reconfigure(errors="backslashreplace")       # no character of a model's text ends a run

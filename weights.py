@@ -1,6 +1,6 @@
 """Weights on the disk: a base in Hugging Face's files, members in PEFT's.
 
-    python weights.py DIR        # does a base load right, and does it write what it is asked for?
+    python weights.py DIR        # does a base load right?
 
 transformers reads config.json and knows what it leaves out. An architecture is a line of ARCHITECTURES.
 """
@@ -10,14 +10,13 @@ import re
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from common import Refused, UserError, demand, json_object, leave, parser_of, readable
+from common import UserError, json_object, leave, parser_of, readable
 from generate import Prompts, SamplingParams, generate
 from lora import TARGETS, Adapters, Factors, name_of
 from model import Base, Model, ModelConfig
@@ -98,7 +97,8 @@ def shards(path: Path) -> list[Path]:
     """Returns the safetensors files of a base. Raises UserError if one is missing."""
     files = [path / name for name in shard_names(path)]
     missing = [file.name for file in files if not file.exists()]
-    demand(not missing, f"{path} has no {', '.join(missing)}: finish the download (.bin files are not read)")
+    if missing:
+        raise UserError(f"{path} has no {', '.join(missing)}: finish the download (.bin files are not read)")
     return files
 
 
@@ -115,15 +115,17 @@ def files_hash(path: Path) -> str:
 def read_config(path: Path) -> ModelConfig:
     """Reads config.json. Raises UserError for what model.py does not compute."""
     from transformers import AutoConfig
-    demand(not (path / SETTINGS).exists(), f"{path} holds an adapter beside the base's weights, which "
-           f"transformers would apply: merge it (PEFT's merge_and_unload), or move {SETTINGS} away")
+    if (path / SETTINGS).exists():
+        raise UserError(f"{path} holds an adapter beside the base's weights, which transformers would "
+                        f"apply: merge it (PEFT's merge_and_unload), or move {SETTINGS} away")
     with readable(f"{path}/config.json is missing, damaged or of no known architecture: fetch it again"):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False).to_dict()
     rope = config.get("rope_parameters") or {}
     for name, legal in SUPPORTED.items():
         value = rope.get(name, config.get(name))
-        demand(value is None or value in legal, f"{path}: unsupported architecture ({name} {value!r:.60}); "
-               f"supported: {', '.join(map(str, legal))}")
+        if not (value is None or value in legal):
+            raise UserError(f"{path}: unsupported architecture ({name} {value!r:.60}); supported: "
+                            f"{', '.join(map(str, legal))}")
     context = config["max_position_embeddings"]
     full = dict(output_bias=config.get("attention_bias"))       # Llama has one flag for both
     full |= config
@@ -153,7 +155,8 @@ def read_weights(path: Path, dtype: torch.dtype, device: torch.device | str) -> 
                     continue
                 state[name] = f.get_tensor(name).to(dtype)
                 ends = torch.stack(state[name].aminmax())
-                demand(ends.isfinite().all(), f"{file}: {name} holds numbers that are not finite")
+                if not ends.isfinite().all():
+                    raise UserError(f"{file}: {name} holds numbers that are not finite")
     return state
 
 
@@ -196,10 +199,13 @@ def end_tokens(path: Path, tokenizer: object) -> tuple[int, ...]:
             found += ids if isinstance(ids, list) else [ids]
     ids = set()
     for token in found:
-        demand(token is None or isinstance(token, int), f"{path}: eos_token_id {token!r:.40} is no number")
+        if not (token is None or isinstance(token, int)):
+            raise UserError(f"{path}: eos_token_id {token!r:.40} is no number")
         if token is not None and token >= 0:
             ids.add(token)
-    demand(ids, f"{path}: no eos_token_id in config.json, generation_config.json or the tokenizer: add it")
+    if not ids:
+        raise UserError(f"{path}: no eos_token_id in config.json, generation_config.json or the tokenizer: "
+                        "add it")
     return tuple(sorted(ids))
 
 
@@ -236,8 +242,9 @@ def load_base(
     model = load_model(path, dtype, device, int8)
     tokenizer, eos_ids, style = load_tokenizer(path)
     last = max(tokenizer.get_vocab().values())
-    demand(last < model.cfg.vocab_size, f"{path}: the tokenizer has a token {last} beyond the model's "
-           f"{model.cfg.vocab_size}: take the tokenizer that the model was trained with")
+    if last >= model.cfg.vocab_size:
+        raise UserError(f"{path}: the tokenizer has a token {last} beyond the model's "
+                        f"{model.cfg.vocab_size}: take the tokenizer that the model was trained with")
     return Base(model, tokenizer, eos_ids, style, path, graphs=model.embedding.is_cuda)
 
 
@@ -253,6 +260,8 @@ def save_peft(
     """Writes a member as a PEFT directory, in float32. Each file is written beside its place and renamed, so
     that a kill leaves no half of one."""
     directory.mkdir(parents=True, exist_ok=True)
+    # PEFT would look for a relative path on the hub.
+    base_name = str(local_base(base_name) or base_name)
     tensors = {}
     for path, (A, B) in adapters.factors(p).items():
         tensors[f"base_model.model.{path}.lora_A.weight"] = A.cpu()
@@ -265,8 +274,7 @@ def save_peft(
     config = dict(
         peft_type="LORA",
         task_type="CAUSAL_LM",
-        # PEFT would look for a relative path on the hub.
-        base_model_name_or_path=str(local_base(base_name) or base_name),
+        base_model_name_or_path=base_name,
         r=adapters.rank,
         lora_alpha=alpha if alpha == adapters.alpha else adapters.alpha,
         lora_dropout=0.0,
@@ -291,16 +299,21 @@ def read_peft(directory: str | Path) -> tuple[dict, str, Factors]:
             tensors = {name: f.get_tensor(name) for name in f.keys()}
     for name, value in config.items():
         plain = name in ANY or not value or value in PLAIN.get(name, ())
-        demand(plain, f"{directory} is no plain LoRA: its {name} is {value!r:.60} (peft.save_as_lora helps)")
+        if not plain:
+            raise UserError(f"{directory} is no plain LoRA: its {name} is {value!r:.60} (peft.save_as_lora "
+                            "helps)")
     for name, tensor in tensors.items():
         found = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", name)
-        demand(found and name_of(found[1]) in TARGETS, f"{directory}: {name} is no factor of a plain LoRA on "
-               f"{', '.join(TARGETS)}: train it without this tensor")
+        if not (found and name_of(found[1]) in TARGETS):
+            raise UserError(f"{directory}: {name} is no factor of a plain LoRA on {', '.join(TARGETS)}: "
+                            "train it without this tensor")
         pairs.setdefault(found[1], {})[found[2]] = tensor.float()
     factors = {}
     for path, pair in pairs.items():
         whole = len(pair) == 2 and len(pair["A"]) == config.get("r")
-        demand(whole, f"{directory}: {path} has not both factors of the rank in {SETTINGS}: save it again")
+        if not whole:
+            raise UserError(f"{directory}: {path} has not both factors of the rank in {SETTINGS}: save it "
+                            "again")
         factors[path] = pair["A"], pair["B"]
     return config, made_on, factors
 
@@ -311,10 +324,12 @@ def load_peft(adapters: Adapters, p: int, directory: str | Path, base_hash: str 
     config, made_on, factors = read_peft(directory)
     own = adapters.rank, adapters.alpha
     theirs = config["r"], config["lora_alpha"]
-    demand(own == theirs, f"{directory} has rank and alpha {theirs}, the others have {own}: only adapters of "
-           "one rank and alpha go together (in a run, those of --rank and --alpha)")
+    if own != theirs:
+        raise UserError(f"{directory} has rank and alpha {theirs}, the others have {own}: only adapters of "
+                        "one rank and alpha go together (in a run, those of --rank and --alpha)")
     same = base_hash == made_on or not base_hash or not made_on
-    demand(same, f"{directory} was trained on another base: {config.get('base_model_name_or_path')}")
+    if not same:
+        raise UserError(f"{directory} was trained on another base: {config.get('base_model_name_or_path')}")
     adapters.set_factors(p, factors)
 
 
@@ -337,40 +352,6 @@ def compare(base: Base, n_new: int = 64) -> tuple[float, int]:
     return (ours - theirs).abs().max().item(), int(n_other)
 
 
-def show_texts(base: Base) -> None:
-    """Prints what the base writes as a teacher and as a student at temperature 0, and how that is read. The
-    exit code ignores it, but a base whose texts are cut off or refused learns nothing in a run."""
-    from tasks import IDENTITY, TASK_TYPES, answer_in
-    from tasks.base import Task
-    from tasks.programs import Limits
-    from tasks.prompts import Answer
-    from tasks.rendering import decode_answers, render
-    kind = TASK_TYPES["code_o"]
-    style = base.prompt_format
-    limits = Limits.for_format(style)
-    # The outputs are known, so that no sandbox is needed.
-    shown = Task("code_o", IDENTITY.program, IDENTITY.inputs, ("[1,2,3]",), "", "")
-    task = Task("code_o", "def f(x):\n x=x+[4]\n return x[::-1]", ("[1,2,3]",), ("[4,3,2,1]",), "", "")
-    for role in ("teacher", "student"):
-        prompt = kind.solve(style, task, limits)
-        if role == "teacher":
-            prompt = kind.propose(style, [shown], Random(0), limits)
-        asked = render(prompt, style, base.tokenizer)
-        room = base.model.cfg.max_position_embeddings - len(asked.ids)
-        sampling = SamplingParams(1, 0.0, min(256, room), closing=asked.closing)
-        rollout = generate(base, None, Prompts([asked.ids], [-1], [(0,)]), sampling)
-        [text] = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
-        text = asked.opening + text
-        read = "nothing: it is refused"
-        with suppress(Refused):
-            if role == "teacher":
-                read = kind.read(Answer(text, style), [shown], limits)
-            else:
-                read = answer_in(task, text, style, limits)
-        print(f"--- a {role} is asked\n{base.tokenizer.decode(asked.ids)}\n--- and writes\n{text}\n"
-              f"--- which is read as\n{read}")
-
-
 def main() -> int:
     """The command line: exit code 0 if the base computes what transformers computes."""
     parser = parser_of("weights.py", __doc__)
@@ -378,8 +359,8 @@ def main() -> int:
     base = load_base(parser.parse_args().base)
     off, n_other = compare(base)
     print(f"{base.path}: the largest difference to a logit of transformers is {off:.2g}, and {n_other} of 64 "
-          f"greedy tokens differ\nprompt format: {base.prompt_format}", flush=True)
-    show_texts(base)
+          f"greedy tokens differ\nprompt format: {base.prompt_format}; ask it: python sample.py base "
+          f"--base {base.path}")
     return int(n_other > 0 or off > 1e-3)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import count
 
 import selfplay
-from common import Refused, UserError, demand, leave, parser_of, visible
+from common import Refused, UserError, leave, parser_of, visible
 from config import config_of
 from evolve import Member, members_of
 from measure import format_task
@@ -30,7 +30,8 @@ FIRST_STEP = 10 ** 6                # no run has so many steps: the game's draws
 def opened(path: str) -> Iterator[tuple[Setup, State]]:
     """Yields a run at its last checkpoint."""
     ranks, run = Ranks.join("auto"), RunDir(path, writes=False)
-    demand(run.steps(), f"{path}: no checkpoint; give the directory of a run, out/NAME")
+    if not run.steps():
+        raise UserError(f"{path}: no checkpoint; give the directory of a run, out/NAME")
     cfg = replace(config_of(run.config()), n_prompts=1, samples_per_task=N_ATTEMPTS)
     cfg, base = prepare(cfg, ranks)
     with open_sandbox(cfg.prompt_format) as sandbox:
@@ -105,7 +106,8 @@ def rate(you: Member, student: Member, surprise: float) -> None:
 def play(path: str, teach: bool) -> None:
     """Plays from the run's last checkpoint. Raises UserError if there is none."""
     with opened(path) as (s, state):
-        demand(s.base.prompt_format == "micro", f"{path}: this game is for runs of the micro base")
+        if s.base.prompt_format != "micro":
+            raise UserError(f"{path}: this game is for runs of the micro base")
         you = Member("you", "teacher" if teach else "student", -1, RATINGS.new())
         for step in count(FIRST_STEP):
             try:

@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 
 import train
-from common import demand, leave, parser_of
+from common import UserError, leave, parser_of
 from config import SWITCHED_OFF, Config, config_of, parse_args, spelled
 from eval import heldout
 from eval.answer import cell, table
@@ -90,23 +90,20 @@ def arms_of(args: argparse.Namespace) -> dict[str, dict]:
     chosen = [FULL, *filter(None, args.arms.split(","))]
     for text in args.arm:
         name, _, flags = text.partition(":")
-        demand(
-            flags.strip() and name not in known,
-            f'--arm "{text}": give a new name and flags, as in "slow: --lr 3e-4"'
-        )
+        if not flags.strip() or name in known:
+            raise UserError(f'--arm "{text}": give a new name and flags, as in "slow: --lr 3e-4"')
         known[name] = flags
         chosen.append(name)
     arms = {}
     for name in chosen:
-        demand(name in known, f"--arms {name}: give some of {', '.join(known)}")
+        if name not in known:
+            raise UserError(f"--arms {name}: give some of {', '.join(known)}")
         words = shlex.split(known[name])
         own = parse_args(None, words)
         given = parse_args(None, args.train + words)
         for flag in OWNED:
-            demand(
-                flag not in given,
-                f"arm {name}: {spelled(flag)} is set by this command and is no arm's flag"
-            )
+            if flag in given:
+                raise UserError(f"arm {name}: {spelled(flag)} is set by this command and is no arm's flag")
         arms[name] = given
         for switch, (is_on, idle) in SWITCHED_OFF.items():
             for flag in idle:
@@ -127,11 +124,9 @@ def settled(args: argparse.Namespace, arms: dict[str, dict]) -> Config:
         there = {p.kind for p in read_tasks(args.heldout)}
     configs = []
     for flags in arms.values():
-        cfg, _, _ = resolved(config_of(flags | dict(base=args.base)), Ranks.join(args.device))
-        demand(
-            there.issuperset(cfg.task_types),
-            f"there are held-out tasks of {', '.join(there)} alone: give --heldout FILE"
-        )
+        cfg, *_ = resolved(config_of(flags | dict(base=args.base)), Ranks.join(args.device))
+        if not there.issuperset(cfg.task_types):
+            raise UserError(f"there are held-out tasks of {', '.join(there)} alone: give --heldout FILE")
         configs.append(cfg)
     return configs[0]
 
@@ -400,11 +395,11 @@ def main(argv: list[str] | None = None) -> None:
     at = words.index("--") if "--" in words else len(words)
     args = parser().parse_args(words[:at])
     args.train = words[at + 1 :]
-    demand(
-        0 <= min(args.seeds) and max(args.seeds) < STRIDE, f"--seeds: give numbers below {STRIDE}"
-    )
+    if min(args.seeds) < 0 or max(args.seeds) >= STRIDE:
+        raise UserError(f"--seeds: give numbers below {STRIDE}")
     arms = arms_of(args)
-    demand(args.reference in arms, f"--reference {args.reference}: give one of {', '.join(arms)}")
+    if args.reference not in arms:
+        raise UserError(f"--reference {args.reference}: give one of {', '.join(arms)}")
     full = settled(args, arms)
     args.steps = args.steps or full.steps
     args.pop = full.pop

@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 from tqdm import tqdm
 
-from common import demand, json_object, parser_of, wilson
+from common import UserError, json_object, parser_of, wilson
 from config import Config
 from eval.stats import bootstrap
 from lora import Adapters
@@ -84,7 +84,8 @@ def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:
     if paths:
         config, _, factors = read_peft(paths[0])
         name = name or config["base_model_name_or_path"]
-    demand(name, "give --base (a directory or hub id), --run or --adapters")
+    if not name:
+        raise UserError("give --base (a directory or hub id), --run or --adapters")
     prompt_format = args.prompt_format or "auto"
     started = Path(args.run, "config.json")
     if args.run and not args.prompt_format and started.exists():
@@ -135,11 +136,10 @@ def benchmarks(args: argparse.Namespace, known: tuple[str, ...]) -> list[str]:
         if all(located(args.data, file) for file in PUBLISHED[name]):
             there.append(name)
     chosen = args.bench.split(",") if args.bench else there
-    demand(
-        chosen and set(chosen) <= set(there),
-        f"--bench {args.bench}, --data {args.data}: files are there of {', '.join(there) or 'none'}; "
-        f"eval/published.json has the addresses of {', '.join(known)}"
-    )
+    if not chosen or not set(chosen) <= set(there):
+        raise UserError(f"--bench {args.bench}, --data {args.data}: files are there of "
+                        f"{', '.join(there) or 'none'}; eval/published.json has the addresses of "
+                        f"{', '.join(known)}")
     return chosen
 
 
@@ -163,11 +163,9 @@ def open_results(
 ) -> RunDir:
     """Returns the directory of the answers. Raises UserError where it holds answers that were made
     otherwise, for example by a member that has learned since. Other members and benchmarks may be added."""
-    demand(
-        args.samples == 1 or args.temperature > 0,
-        f"--samples {args.samples} at temperature 0 are as many times "
-        "the same answer: give --temperature 1, too"
-    )
+    if args.samples > 1 and args.temperature == 0:
+        raise UserError(f"--samples {args.samples} at temperature 0 are as many times the same answer: give "
+                        "--temperature 1, too")
     out = RunDir(args.out or Path(args.run or "out", f"eval-{name}"))
     cfg = setup.cfg
     made = dict(
@@ -187,10 +185,8 @@ def open_results(
     file = out.path / "made.json"
     before = json_object(file.read_text()) if file.exists() else {}
     changed = [key for key in made if before.get(key, made[key]) != made[key]]
-    demand(
-        not changed,
-        f"{out.path} holds answers made otherwise ({', '.join(changed)}): give another --out"
-    )
+    if changed:
+        raise UserError(f"{out.path} holds answers made otherwise ({', '.join(changed)}): give another --out")
     out.write_json(file.name, before | made)
     return out
 
@@ -216,11 +212,9 @@ def answer_all(
     for item in items:
         rendered = render(item.prompt, base.prompt_format, base.tokenizer)
         length = len(rendered.ids)
-        demand(
-            length + new <= context,
-            f"{item.bench} {item.id} has {length} tokens, which with --max-new-tokens "
-            f"{new} exceed the base's context of {context}"
-        )
+        if length + new > context:
+            raise UserError(f"{item.bench} {item.id} has {length} tokens, which with --max-new-tokens {new} "
+                            f"exceed the base's context of {context}")
         for member in slots:
             if (item.bench, item.id, member) not in done:
                 asked.setdefault(rendered.closing, []).append((length, item, member))

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 import selfplay
-from common import demand, leave, parser_of
+from common import UserError, leave, parser_of
 from config import config_of
 from eval.answer import BASE, answer_all, marks, open_results, table
 from eval.heldout import item_of, judge
@@ -60,10 +60,9 @@ def main(argv: list[str] | None = None) -> None:
     args = p.parse_args(argv)
     run = RunDir(args.run, writes=False)
     steps = run.steps()
-    demand(
-        len(steps) > 1,
-        f"--run {args.run}: give a run with two checkpoints at least, trained with --keep 1000"
-    )
+    if len(steps) < 2:
+        raise UserError(f"--run {args.run}: give a run with two checkpoints at least, trained with --keep "
+                        "1000")
     ranks = Ranks.join(args.device)
     cfg, base = prepare(replace(config_of(run.config()), tasks=""), ranks)
     with open_sandbox(cfg.prompt_format) as sandbox:

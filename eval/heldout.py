@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import selfplay
-from common import demand, leave
+from common import UserError, leave
 from eval.answer import Item, answer_all, conclude, load, open_results, parser
 from micro.evaluate import ROWS, SEEN, SIZES, draw_tasks
 from selfplay import Setup
@@ -63,10 +63,9 @@ def of_file(setup: Setup, split: str, file: str) -> dict[str, list[tuple[str, Ta
     for number, task in enumerate(tasks, 1):
         if split_of(task.message or task.program) == split:
             found.setdefault(task.kind, []).append((str(number), task))
-    demand(
-        found,
-        f"{file} holds no task of the {split} split, which a hash of the program decides: add tasks"
-    )
+    if not found:
+        raise UserError(f"{file} holds no task of the {split} split, which a hash of the program decides: "
+                        "add tasks")
     return found
 
 
@@ -85,7 +84,8 @@ def items_of(setup: Setup, args: argparse.Namespace) -> list[Item]:
         del found["math"]               # its questions are in the micro format's words
     items = []
     for bench in args.bench.split(",") if args.bench else found:
-        demand(bench in found, f"--bench {bench}: give some of {', '.join(found)}")
+        if bench not in found:
+            raise UserError(f"--bench {bench}: give some of {', '.join(found)}")
         tasks = found[bench]
         if not args.tasks:
             tasks = draw(bench, args.split, min(PER_SIZE, args.limit or PER_SIZE))

@@ -17,7 +17,7 @@ import tarfile
 from importlib.util import find_spec
 from itertools import islice
 
-from common import demand, leave
+from common import UserError, leave
 from eval.answer import (
     Item,
     answer_all,
@@ -141,10 +141,9 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--data", required=True, metavar="DIR", help="the published files")
     args = p.parse_args(argv)
     chosen = benchmarks(args, (*MATHEMATICS, "mmlu"))
-    demand(
-        chosen == ["mmlu"] or find_spec("math_verify"),
-        "math-verify, which grades mathematics, is missing: pip install -r requirements-eval.txt"
-    )
+    if chosen != ["mmlu"] and not find_spec("math_verify"):
+        raise UserError("math-verify, which grades mathematics, is missing: pip install -r "
+                        "requirements-eval.txt")
     setup, slots = load(args)
     prefix = THINK if setup.base.prompt_format == "base" else ""
     items = []

@@ -11,7 +11,6 @@ as training goes, and no program reserved for evaluation enters them. Every draw
 number of the pool of examples, and the schedule counts tokens, so a run can be repeated.
 """
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -129,49 +128,6 @@ def new_model() -> Model:
     return model
 
 
-class Muon(torch.optim.Optimizer):
-    """Orthogonalises a momentum by five Newton-Schulz steps (Jordan 2024), at the size of AdamW's updates
-    (Liu 2025). Matrices of one shape are one stack, in float32. torch.optim.Muon takes them one by one, in
-    bfloat16, which a plain CPU computes eight times slower."""
-
-    momentum = .95
-    weight_decay = .05
-
-    def __init__(self, params: list[torch.Tensor], lr: float):
-        super().__init__(params, dict(lr=lr))
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Updates all matrices from their .grad. The direction that is orthogonalised is Nesterov's."""
-        [group] = self.param_groups
-        stacks = defaultdict(list)
-        for p in group["params"]:
-            stacks[min(p.shape), max(p.shape)].append(p)
-        for (_, long), params in stacks.items():
-            grad = torch.stack([lying(p.grad) for p in params])             # (n, short, long)
-            momentum = self.state[params[0]].setdefault("momentum", torch.zeros_like(grad))
-            momentum.lerp_(grad, 1 - self.momentum)
-            ahead = grad.lerp(momentum, self.momentum)
-            for p, direction in zip(params, orthogonal(ahead)):
-                p.mul_(1 - group["lr"] * self.weight_decay)
-                lying(p).add_(direction, alpha=-group["lr"] * .2 * long ** .5)
-
-
-def lying(matrix: torch.Tensor) -> torch.Tensor:
-    """Returns a view of the matrix, or of its transpose if that has fewer rows."""
-    rows, columns = matrix.shape
-    return matrix if rows <= columns else matrix.T
-
-
-def orthogonal(x: torch.Tensor) -> torch.Tensor:
-    """Returns matrices (n, short, long) of the same directions whose singular values all lie near 1."""
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(5):
-        gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x
-
-
 def loss_of(model: Model, batch: list[Row]) -> torch.Tensor:
     """Returns the loss in nats per answer token."""
     ids, mask = tensors(batch)
@@ -199,7 +155,9 @@ def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, floa
             matrices.append(p)
         else:
             others.append(p)
-    opts = [Muon(matrices, lr), torch.optim.AdamW(others, lr=lr, betas=(.9, .95), weight_decay=0.)]
+    # Liu 2025: at the size of AdamW's updates, so that one rate fits both
+    muon = torch.optim.Muon(matrices, lr=lr, weight_decay=.05, adjust_lr_fn="match_rms_adamw")
+    opts = [muon, torch.optim.AdamW(others, lr=lr, betas=(.9, .95), weight_decay=0.)]
     step = n_tokens = pool = 0
     while n_tokens < tokens:
         losses = []

@@ -2,7 +2,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import demand, json_object, read_log
+from common import UserError, json_object, read_log
 from report.draw import Line, Points
 
 SHOWN = 400                         # tasks that a page shows, at most
@@ -55,7 +55,8 @@ class RunLog:
     """Reads a run's directory. Raises UserError if it is none."""
 
     def __init__(self, path: Path):
-        demand((path / "config.json").exists(), f"{path} is no run's directory: give out/NAME")
+        if not (path / "config.json").exists():
+            raise UserError(f"{path} is no run's directory: give out/NAME")
         self.path = path
         self.name = path.resolve().name
         self.config = json_object((path / "config.json").read_bytes())

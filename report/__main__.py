@@ -7,7 +7,7 @@
 """
 from pathlib import Path
 
-from common import demand, leave, parser_of
+from common import UserError, leave, parser_of
 from report import RunLog
 from report.page import ablation, page, picture
 
@@ -22,7 +22,8 @@ def main(argv: list[str] | None = None) -> None:
     first = args.runs[0]
     out = args.picture or args.out or first / "report.html"
     if (first / "results.jsonl").exists():
-        demand(len(args.runs) == 1, f"{first} is an ablation: give it alone")
+        if len(args.runs) != 1:
+            raise UserError(f"{first} is an ablation: give it alone")
         made = ablation(first)
     elif args.picture:
         made = picture(RunLog(first))

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from string import Template
 
-from common import demand, read_log, wilson
+from common import UserError, read_log, wilson
 from report import RunLog, get
 from report.draw import ABSENT, H, Line, Points, W, line_chart, short, text
 
@@ -181,7 +181,8 @@ def picture(run: RunLog) -> str:
             head = f'<text class="head" x="30" y="-7">{text(heading)}</text>'
             body += f'<g transform="{where}">{head}{chart}</g>'
             n += 1
-    demand(n, f"{run.path}: nothing to draw, neither probes nor thinking in metrics.jsonl")
+    if not n:
+        raise UserError(f"{run.path}: nothing to draw, neither probes nor thinking in metrics.jsonl")
     return fill(
         "picture.svg",
         css=fill("chart.css"),

@@ -11,7 +11,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from common import Refused, UserError, demand, json_object
+from common import Refused, UserError, json_object
 from tasks.base import Claim, Proposal, RunJobs, Task, TaskType, text_of
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
@@ -70,7 +70,8 @@ def row_of(line: str) -> dict:
     """Returns a line of a file of tasks, its kind filled in. Raises UserError if it is none."""
     row = json_object(line)
     kind = text_of(row, "kind", "code_o")
-    demand(kind in TASK_TYPES, f"kind {kind!r} is none of {', '.join(TASK_TYPES)}")
+    if kind not in TASK_TYPES:
+        raise UserError(f"kind {kind!r} is none of {', '.join(TASK_TYPES)}")
     return row | dict(kind=kind)
 
 
@@ -80,10 +81,12 @@ def read_given(path: str, played: tuple[str, ...]) -> list[Proposal]:
     if path == FRESH:
         return []
     given = read_tasks(path)
-    demand(given, f"--tasks {path} holds no task")
+    if not given:
+        raise UserError(f"--tasks {path} holds no task")
     odd = sorted({p.kind for p in given} ^ set(played))
-    demand(not odd, f"--tasks {path} and --task-types {','.join(played)} differ in "
-           f"{', '.join(odd)}: give the types of the file's tasks")
+    if odd:
+        raise UserError(f"--tasks {path} and --task-types {','.join(played)} differ in {', '.join(odd)}: "
+                        "give the types of the file's tasks")
     return given
 
 

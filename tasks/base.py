@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from common import Refused, demand, refuse_unless
+from common import Refused, UserError, refuse_unless
 from sandbox.parsing import MAX_CHARS
 from sandbox.values import decode
 from tasks.complexity import complexity
@@ -251,18 +251,22 @@ class TaskType:
 
 def text_of(row: dict, name: str, default: str | None = None) -> str:
     """Returns a text in a line of a file of tasks. Raises UserError if it is missing, or something else."""
-    demand(name in row or default is not None, f"lacks {name!r}")
+    if name not in row and default is None:
+        raise UserError(f"lacks {name!r}")
     text = row.get(name, default)
-    demand(isinstance(text, str), f"{name!r} must be a string")
+    if not isinstance(text, str):
+        raise UserError(f"{name!r} must be a string")
     return text
 
 
 def texts_of(row: dict, name: str) -> list[str]:
     """Returns a list of texts in a line of a file of tasks, at least one. Raises UserError if it is none."""
-    demand(name in row, f"lacks {name!r}")
+    if name not in row:
+        raise UserError(f"lacks {name!r}")
     texts = row[name]
     is_list = isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)
-    demand(is_list, f"{name!r} must be a list of strings, and not empty")
+    if not is_list:
+        raise UserError(f"{name!r} must be a list of strings, and not empty")
     return texts
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
-from common import Refused, UserError, demand, refuse_unless
+from common import Refused, UserError, refuse_unless
 from sandbox.values import encode
 from tasks.base import Claim, Proposal, Task, TaskType, text_of, texts_of
 from tasks.metamath import Assertion, Database, Mistake
@@ -177,8 +177,9 @@ def load(name: str) -> Theory:
         ordered = [h for h in theory.hypotheses if h in assertion.hypotheses]
         ordered += assertion.essential()
         fine = ordered == list(assertion.hypotheses) and label not in (NAME, *theory.incomplete)
-        demand(fine, f"theory {name}: {label} uses a $f in a block, a $e outside, ? in a proof, or this "
-               f"name; {instead}")
+        if not fine:
+            raise UserError(f"theory {name}: {label} uses a $f in a block, a $e outside, ? in a proof, or "
+                            f"this name; {instead}")
     return theory
 
 

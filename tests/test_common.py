@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from common import Refused, Stopped, UserError, leave, number_from, read_log, readable
+from common import Refused, Stopped, UserError, leave, read_log, readable
 
 
 def ended(main) -> object:
@@ -31,16 +31,6 @@ def test_a_bug_is_a_traceback_and_what_main_returns_is_the_exit_code(capsys):
     assert (ended(lambda: 3), ended(lambda: None)) == (3, None) and not capsys.readouterr().err
     for kind in UserError, Refused:                     # no `except ValueError` around a library takes them for its own
         assert kind.__bases__ == (Exception,)
-
-
-def test_what_somebody_added_returns_a_number():
-    def forgets() -> None:
-        """A function whose `return` was forgotten."""
-
-    assert number_from(lambda x: x / 2, 3) == 1.5
-    for slip, told in ((forgets, r"forgets \(.*test_common.py, line \d+\) returned None"), (lambda: float("nan"), "returned nan")):
-        with pytest.raises(AssertionError, match=f"{told}: it has to return a finite int or float"):
-            number_from(slip)
 
 
 def test_a_log_is_read_line_by_line(tmp_path):

@@ -333,3 +333,13 @@ def test_rows_end_at_a_closing_text(setup, monkeypatch):
     _, asked = selfplay.ask(s, [dataclasses.replace(prompt, closing="=")] * 4, [0, 1, 2, 3], 0, 0, 2)
     monkeypatch.setitem(FORMATS, "micro", dataclasses.replace(FORMATS["micro"], closing="="))
     assert asked == selfplay.ask(s, [prompt] * 4, [0, 1, 2, 3], 0, 0, 2)[1] != whole
+
+
+def test_what_somebody_added_returns_a_number():
+    def forgets() -> None:
+        """A function whose `return` was forgotten."""
+
+    assert selfplay.number_from(lambda x: x / 2, 3) == 1.5
+    for slip, told in ((forgets, r"forgets \(.*test_selfplay.py, line \d+\) returned None"), (lambda: float("nan"), "returned nan")):
+        with pytest.raises(AssertionError, match=f"{told}: it has to return a finite int or float"):
+            selfplay.number_from(slip)

@@ -208,12 +208,12 @@ def test_no_prompt_ends_in_an_end_token(made, end, begin):
         assert render(prompt, prompt_format, ends).ids == render(prompt, prompt_format, plain).ids
 
 
-def test_the_command_compares_and_shows(micro_base, tiny, monkeypatch, capsys):
-    """Exit code 0 for equal logits, 1 for others; how the base's own texts are read."""
+def test_the_command_compares(micro_base, monkeypatch, capsys):
+    """Exit code 0 for equal logits, 1 for others."""
     monkeypatch.setattr("sys.argv", ["weights.py", str(micro_base)])
     assert weights.main() == 0
     shown = capsys.readouterr().out
-    assert "and 0 of 64 greedy tokens differ\nprompt format: micro" in shown and "read as\nProposal(kind='code_o'" in shown
+    assert "and 0 of 64 greedy tokens differ\nprompt format: micro" in shown
     changed = load_base(str(micro_base))
     with torch.no_grad():
         changed.model.embedding[5] += 1
