@@ -1,7 +1,7 @@
 """How fast is it, and what do eight adapters cost? Ways are measured in turns, so that a load meets each.
 
     python bench.py decode            rollouts of 8 members in one batch, of one member, of none, and by PEFT
-    python bench.py update            the joint gradient of 8 members, and of one with all the rows
+    python bench.py update            the joint gradient of 8 members, and of one with all the rows (no KL)
     python bench.py step              rollout, gradient and optimiser step together
     python bench.py verifier          programs a second, beside `python -c`
     python bench.py speedrun          tokens until the students solve .70 of the held-out tasks
@@ -113,7 +113,7 @@ def work_of(
     decode = partial(generate, endless, adapters, prompts, SamplingParams(1, 1.0, new, rows))
     adv = torch.linspace(-1, 1, rows, device=device) + .01
     batch = rl.Batch(rollout, adv, rollout.member, rollout.member, rollout.member)
-    cfg = replace(rl.DEFAULT, tokens_per_microbatch=2048)
+    cfg = replace(rl.DEFAULT, tokens_per_microbatch=2048, kl_coef=0.0)
     update = partial(rl.accumulate, base, adapters, batch, adv, cfg)
 
     def step() -> None:

@@ -86,7 +86,7 @@ class Config:
         None, "whiten by member and role (kind: + task type)", ("member", "kind", "off"))
     token_weight: str = flag(
         None, "mean over all tokens, mean of rows' means, or Dr. GRPO's", ("member", "row", "constant"))
-    kl_coef: float = flag(0.0, "weight of the KL to the base")
+    kl_coef: float = flag(None, "weight of the KL to the base, without which long runs collapse")
     entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", within=(0, 1))
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", within=(0, 1))
@@ -132,9 +132,10 @@ PRESETS["micro"] = dict(
     n_few_shot=0,
     samples_per_task=4,
     max_new_tokens=80,
+    kl_coef=0.1,
     lr=2e-3,
     lr_teacher=3e-3,
-    lr_decay=(12, 25, 0.15),
+    lr_decay=(12, 25, 0.5),
     evolve_every=8,
     probe_every=10)
 PRESETS["chat"] = dict(
@@ -148,6 +149,7 @@ PRESETS["chat"] = dict(
     n_few_shot=6,
     samples_per_task=8,
     max_new_tokens=512,
+    kl_coef=0.0,
     lr=3e-5,
     lr_teacher=3e-5,
     lr_decay=(0, 1, 1),

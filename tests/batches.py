@@ -52,6 +52,6 @@ def shifted(base, adapters, batch, size: float = 0.5) -> list[torch.Tensor]:
 
 
 def settings(algo: str = "reinforce++", **flags) -> Config:
-    """What the update reads of a run with these flags."""
-    cfg = Config(algo=algo, **{"max_new_tokens": LENGTH, **flags})
+    """What the update reads of a run with these flags; without the KL if none is given."""
+    cfg = Config(algo=algo, **{"max_new_tokens": LENGTH, "kl_coef": 0.0, **flags})
     return resolve_config(cfg, "micro")
