@@ -292,7 +292,7 @@ def main() -> None:
     args = parser.parse_args()
     knobs = {}
     if args.share is not None:
-        if args.operator != 'add':
+        if args.operator != "add":
             raise UserError(f"--share is a flag of add: --operator {args.operator} has no share")
         knobs = dict(share=args.share)
     ratio, cosines = cross(args.parents, args.operator, args.out, args.seed, **knobs)

@@ -106,6 +106,7 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
         clock.lap("evolve")
 
         # the end of the step: write its lines, and decide whether the run goes on
+        ranks.check_equal(setup.adapters.parameters(), f"step {step}")
         state.step += 1
         born = [birth["child"] for birth in births]
         row = dict(step=step, **measured, **probes, births=born, seconds=clock.seconds)
@@ -120,7 +121,6 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
             if first + 3 == state.step < cfg.steps:
                 print(measure.ends_about(history[-3:], cfg.steps - state.step), flush=True)
         ends = *why_stop(stopped, begun, cfg.halt_on), bool(enough and enough(row))
-        ranks.check_equal(setup.adapters.parameters(), f"step {step}")
         code, why, is_enough = ranks.broadcast(lambda: ends)
         if code or is_enough or state.step % cfg.save_every == 0 or state.step == cfg.steps:
             ranks.broadcast(lambda: save(run, state, setup))        # nobody leaves before it is on the disk
