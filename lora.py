@@ -2,7 +2,7 @@
 
 Shapes: P members, k of them present in a batch, R rank, B rows, T tokens; factors A (P, R, in) and
 B (P, out, R), update dW = alpha/R * B A (LoRA, Hu et al. 2021, section 4.1). Any routing of rows to members
-goes through one batch, by one of four products that compute the same (LOG.md has their times):
+goes through one batch, by one of four products that compute the same:
 
     equal     rows in the order of their members, equally many each: two batched products over (k, B/k T, in)
     grouped   rows put into the order of their members, two products over groups of any size

@@ -169,7 +169,7 @@ def open_results(
     out = RunDir(args.out or Path(args.run or "out", f"eval-{name}"))
     cfg = setup.cfg
     made = dict(
-        base=setup.base_hash,
+        base_hash=setup.base_hash,
         prompt_format=cfg.prompt_format,
         max_new_tokens=cfg.max_new_tokens,
         dtype=cfg.dtype,

@@ -58,6 +58,12 @@ def test_answers_go_on_where_they_stopped_and_do_not_depend_on_who_stands_beside
     for more, changed in ((("--seed", "3"), "seed"), (("--samples", "1"), "samples"), (("--max-new-tokens", "9"), "max_new_tokens")):
         with pytest.raises(UserError, match=f"made otherwise .*{changed}"):
             ask(flags(run, tmp_path / "whole", *sampled, *more))
+    made = tmp_path / "whole/made.json"
+    was = made.read_text()
+    made.write_text(was.replace('"base_hash": "', '"base_hash": "0'))           # another base, whose member is "base", too
+    with pytest.raises(UserError, match=r"made otherwise \(base_hash\)"):
+        ask(flags(run, tmp_path / "whole", *sampled))
+    made.write_text(was)
     shutil.rmtree(run / "step_3/S0")
     shutil.copytree(run / "step_3/S1", run / "step_3/S0")                      # S0 has learned since
     with pytest.raises(UserError, match=r"made otherwise \(S0\)"):
