@@ -64,7 +64,7 @@ class Config:
     task_types: Names = flag(None, "task types in turn, of " + ",".join(TASK_TYPES), TASK_TYPES)
     n_prompts: int = flag(3, "prompts a teacher answers each step", within=(1, MANY))
     proposals_per_prompt: int = flag(8, "proposals from one prompt (the baseline's group)", within=(1, MANY))
-    n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K)")
+    n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K); micro shows none")
     tasks: str = flag("", "no teacher writes: tasks of a file (JSON lines), or micro: fresh random programs")
     admit_echo: bool = flag(False, "admit tasks that a copy of what their prompt shows solves")
     dedupe: str = flag(
@@ -92,18 +92,18 @@ class Config:
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", within=(0, 1))
     lr_decay: Numbers = flag(
         None,
-        "HOLD,END,FLOOR: rates hold for HOLD steps of the run, then fall linearly to FLOOR times as much at "
-        "step END; 0,1,1: constant")
+        "HOLD,END,FLOOR: rates hold for HOLD steps of the run, then fall linearly; after END steps they "
+        "are FLOOR times as much; 0,1,1: constant")
     lr_spread: float = flag(1.0, "founding students' rates: log-uniform over this factor", within=(1, MANY))
     lr_mutate: float = flag(1.0, "a child's rate is its fitter parent's times or over this", within=(1, 100))
     # 5 evolve
-    evolve: str = flag("mixed", "operators of replacement, or none", EVOLVE)
+    evolve: str = flag("mixed", "operators of replacement, or none; crossovers want --pop 6", EVOLVE)
     evolve_every: int = flag(None, "steps between replacements", within=(1, MANY))
     replace_frac: float = flag(0.25, "share of each role that is replaced, at least one", within=(0, 0.999))
     grace: int = flag(None, "steps before a child can be replaced (as --evolve-every)")
     # probes
     probe_every: int = flag(None, "steps between probes of held-out tasks; 0 = never")
-    heldout: str = flag("", "JSON lines of held-out tasks; default: the base's, else the first valid ones")
+    heldout: str = flag("", "their JSON lines; default: the base's, else first valid tasks, which also train")
     n_heldout: int = flag(120, "held-out tasks asked of each played type; of other types a third")
     halt_on: Names = flag((), "alarms that end the run, of " + ",".join(ALARMS), ALARMS)
     # machine
@@ -159,7 +159,7 @@ PRESETS["base"] = PRESETS["chat"] | dict(max_new_tokens=1024)
 PRESETS["direct"] = PRESETS["chat"] | dict(max_new_tokens=192)
 # Flags that may change when a run is resumed, because they do not change what it computes. (The sizes of
 # batches change how sums are rounded.)
-FREE = ("base", "name", "out", "resume", "init", "steps", "device", "plan", "show", "save_every", "keep",
+FREE = ("base", "name", "out", "resume", "steps", "device", "plan", "show", "save_every", "keep",
         "halt_on", "rollout_batch", "tokens_per_microbatch")
 # A flag, when it is on, and the flags that do nothing then and are refused beside it.
 SWITCHED_OFF = {
@@ -172,7 +172,7 @@ SWITCHED_OFF = {
         ("lr_mutate", "evolve_every", "replace_frac", "grace")),
     "--tasks": (
         lambda cfg: cfg.tasks,
-        ("lr_teacher", "teacher_reward", "n_few_shot", "dedupe")),
+        ("lr_teacher", "teacher_reward", "n_few_shot", "dedupe", "admit_echo")),
 }
 
 

@@ -66,7 +66,7 @@ def member_order(name: str) -> tuple[int, int, str]:
 
 def decay(lr_decay: Numbers, step: int) -> float:
     """Returns the share of every learning rate that --lr-decay HOLD,END,FLOOR leaves at a step of the run. It
-    is 1 for the first HOLD steps, then falls on a straight line, and is FLOOR from step END on."""
+    is 1 for the first HOLD steps, then falls on a straight line, and is FLOOR after END steps."""
     hold, end, floor = lr_decay
     way_down = (step + 1 - hold) / (end - hold)
     way_down = min(max(way_down, 0.0), 1.0)

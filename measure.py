@@ -187,7 +187,6 @@ def member_measures(
                     written.append(p)
                     texts.append(p.text)
             own = (rollout.member == m.slot) & (batch.role == number)       # (N,)
-            n_tokens = max(1, rollout.n_tokens[own].sum().item())
             row = dict(
                 role=role,
                 mu=m.rating.mu,
@@ -196,7 +195,7 @@ def member_measures(
                 cosine=mean(cosines[i][:i] + cosines[i][i + 1:]),           # with the others of its role
                 think=mean(thinks(s, text) for text in texts),
                 reward=mean(batch.reward[own].tolist()),
-                entropy=-rollout.logp[own].sum().item() / n_tokens,
+                entropy=mean((-rollout.logp)[rollout.mask & own[:, None]].tolist()),
                 grad_norm=grad_norm[m.slot])
             if role == "teacher":
                 row |= describe(written)

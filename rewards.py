@@ -24,8 +24,8 @@ class Outcome:
     majority_baseline: float = 0.0      # solve rate of guessing the type's most frequent output of late
     n_tasks: int = 0                    # tasks that the archive has seen
     n_of_kind: int = 0                  # tasks of this type that it holds
-    # tasks among its latest 512 whose programs differ from this one in names and constants alone; 0 unless
-    # --dedupe is exact or off, because the default, structural, refuses such a proposal
+    # tasks among its latest 512 whose programs differ from this one in names and constants alone; 0, because
+    # such a proposal is refused, unless --dedupe is exact or off, or the type is code_f
     n_same_structure: int = 0
     unique_at_64: float = 0.0           # different programs among 64 of the latest, on average
     statements: int = 0                 # in the program

@@ -249,7 +249,7 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
             task_type.check(p, limits)
             task = task_type.make(p, verdict, limits, task_type.key(p, s.cfg.dedupe))
             if not fits(s, prompt_student(s, task)):
-                raise Refused("prompt_too_long")
+                raise Refused("prompt_too_long beside --max-new-tokens")
             tasks.append(task)
         except Refused as refused:
             place = f", line {p.line}," if p.line else ""

@@ -15,7 +15,8 @@ kernel says.
 The first wall is a seccomp allow-list of 17 system calls. The second one is put up where the system permits:
 namespaces, an empty root, a dropped user. The tier is "full" with both and "no namespaces" with the first
 alone. Canary programs are run through the normal path when a sandbox starts. If one gets past the walls, or
-if there is no seccomp, the sandbox refuses to start. Then the format `micro` alone goes on, without a fork (sandbox/portable.py).
+if there is no seccomp, the sandbox refuses to start; the format `micro` alone goes on, without a fork
+(sandbox/portable.py).
 """
 import json
 import os

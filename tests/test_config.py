@@ -115,7 +115,9 @@ def test_flags_that_another_one_switches_off(switch):
     usual = resolved(words)
     for name in names:
         with pytest.raises(UserError, match=f"^{config.spelled(name)} .* does nothing beside {switch}: leave one of the two out"):
-            resolved(f"{words} {config.spelled(name)} {values[name]}")
+            resolved(f"{words} {config.spelled(name)} {values.get(name, '')}")
+        if name not in values:                                      # --admit-echo
+            continue
         assert resolved(f"{words} {config.spelled(name)} {getattr(usual, name)}") == usual
     assert resolved("--single --evolve none").evolve == "none"
 

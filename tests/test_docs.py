@@ -116,7 +116,7 @@ def test_links_lead_somewhere(page):
 @every_page
 def test_flags_and_files_exist(page):
     """A flag in backticks stands in the source of a program, or in a command of somebody else's; a path of ours is there."""
-    known = {config.spelled(name) for name in vars(config.Config())} | {"--help", "--local-addr"}
+    known = {config.spelled(name) for name in vars(config.Config())} | {"--help", "--local-addr", "--shutdown-timeout"}
     for text in [path.read_text(encoding="utf-8") for path in (*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/*.py"))] + commands(page):
         known |= set(FLAG.findall(text))
     if page not in ("LOG.md", "docs/lasting.md"):               # they keep the flags of their day

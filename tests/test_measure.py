@@ -4,6 +4,7 @@ import re
 from collections import Counter
 
 import pytest
+import torch
 from small_tokenizers import CHATML, byte_level, fast
 from tiny_base import write_tiny
 from tiny_run import play, timeless
@@ -12,7 +13,9 @@ import config
 import measure
 import selfplay
 from evolve import ROLES, Member
+from generate import Rollout
 from measure import ENOUGH, WINDOW, alarms
+from rl import Batch
 from run import State
 from selfplay import ProposalRecord
 from tasks.base import Proposal, Task
@@ -145,6 +148,16 @@ def test_forgetting_is_told_beyond_its_bound_of_the_best_probe():
     assert "fell from 0.50, at the best probe, to 0.39" in told["forgetting"]
     assert not alarms([probe(0, 0.2), probe(2, 0.5), probe(4, 0.41)]) and not alarms([probe(0, 0.5, n=16), probe(1, 0.3, n=16)])
     assert not alarms([probe(0, 0.5), probe(1, 0.1), probe(2, 0.5)]), "the latest counts"
+
+
+def test_a_member_s_entropy_is_over_its_answers_tokens(setup):
+    """Several processes leave numbers behind the end of an answer. Who wrote nothing has none."""
+    logp = torch.tensor([[0., -1, -2, -9], [0., -3, -9, -9]])
+    rollout = Rollout(torch.zeros(2, 4, dtype=torch.int64), torch.tensor([1, 1]), torch.tensor([3, 2]), logp, torch.tensor([2, 2]))
+    students = torch.ones(2)
+    everybody = [T0, dataclasses.replace(T0, name="T1", slot=1), S0, S1]
+    table = measure.member_measures(setup(), state_of(everybody), three(), Batch(rollout, students, students, students, students), [0.] * 4)
+    assert [table[name]["entropy"] for name in ("T0", "S0", "S1")] == [None, 2, None]
 
 
 def test_a_base_that_cannot_do_it_is_told_in_a_run(tmp_path, capsys):

@@ -202,6 +202,7 @@ def refused(match: str, **flags) -> None:
 def test_resume_names_what_differs(flags, copy):
     out, before = copy.parent, contents(copy)
     refused(r"other flags: --proposals-per-prompt \(4 -> 5\), --seed \(3 -> 4\)", **flags(out, resume=copy, proposals_per_prompt=5, seed=4))
+    refused(r"other flags: --init \( -> elsewhere\)", **flags(out, resume=copy, init="elsewhere"))
     refused(f"holds an earlier run: python train.py --resume {copy} goes on with it", **flags(out))
     refused("holds no run", **flags(out, resume=out))
     for path in copy.glob("step_*"):
