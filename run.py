@@ -354,14 +354,12 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
 def open_run(path: str, cfg: Config, writes: bool) -> tuple[RunDir, list[int]]:
     """Returns the run's directory, in which nobody else writes from now on, and the checkpoints in it. Raises
     UserError for an earlier run that is not resumed, or was started with other flags."""
-    run = RunDir(path, writes)
+    run = RunDir(path, False)           # who is refused below holds no lock
     steps = run.steps()
     is_new = not steps and not run.rows("metrics.jsonl")
     if not (cfg.resume or is_new):
         raise UserError(f"{run.path} holds an earlier run: python train.py --resume {run} goes on with it, "
                         "another --name begins anew")
-    if not steps:
-        run.cut_logs({})                # killed before its first checkpoint: the steps come again
     if cfg.resume:
         before, changed = run.config(), []
         for name, value in sorted(flags_of(cfg).items()):
@@ -369,6 +367,9 @@ def open_run(path: str, cfg: Config, writes: bool) -> tuple[RunDir, list[int]]:
                 changed.append(f"{spelled(name)} ({before[name]} -> {value})")
         if changed:
             raise UserError(f"{run.path} was started with other flags: {', '.join(changed)}")
+    run = RunDir(path, writes)
+    if not steps:
+        run.cut_logs({})                # killed before its first checkpoint: the steps come again
     return run, steps
 
 

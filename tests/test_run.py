@@ -202,6 +202,9 @@ def refused(match: str, **flags) -> None:
 def test_resume_names_what_differs(flags, copy):
     out, before = copy.parent, contents(copy)
     refused(r"other flags: --proposals-per-prompt \(4 -> 5\), --seed \(3 -> 4\)", **flags(out, resume=copy, proposals_per_prompt=5, seed=4))
+    with pytest.raises(UserError) as kept:                      # as a notebook keeps it
+        play(**flags(out, resume=copy, seed=4))
+    assert kept.tb and RunDir(copy).release() is None           # nobody holds it
     refused(r"other flags: --init \( -> elsewhere\)", **flags(out, resume=copy, init="elsewhere"))
     refused(f"holds an earlier run: python train.py --resume {copy} goes on with it", **flags(out))
     refused("holds no run", **flags(out, resume=out))
