@@ -262,8 +262,7 @@ def speedrun(args: Namespace) -> None:
             rows.append(row)
             return (heldout_mean(row) or 0) >= GOAL
 
-        own = f"--base {args.base} --rank {args.rank} --device {args.device}"
-        words = f"{RULES} {own} --name seed_{seed} --seed {seed}".split()
+        words = f"{RULES} --base {args.base} --rank {args.rank} --name seed_{seed} --seed {seed}".split()
         train.main(config_of(parse_args(None, words + args.train)), enough)
         before = [0, *spent(rows)][-2]                  # a probe comes before its step's update
         told = f"{before:,} tokens" if enough(rows[-1]) else "not reached"

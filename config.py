@@ -87,6 +87,7 @@ class Config:
     token_weight: str = flag(
         None, "mean over all tokens, mean of rows' means, or Dr. GRPO's", ("member", "row", "constant"))
     kl_coef: float = flag(None, "weight of the KL to the base, without which long runs collapse")
+    kl_every: int = flag(4, "steps from one with a KL to the next; it counts so many times", within=(1, MANY))
     entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", within=(0, 1))
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", within=(0, 1))

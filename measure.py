@@ -17,12 +17,13 @@ from operators import adapter_cosines
 from rewards import NOISE_MARGIN
 from rl import Batch
 from run import State
-from selfplay import BASE_RATE, PROBE, ProposalRecord, Setup, attempt, solve_rate
+from selfplay import BASE_RATE, PROBE, ProposalRecord, Setup, attempt, make_rng, solve_rate
 from tasks.base import UNJUDGED, Task
 from tasks.prompts import reasoning
 
 BASE = "base"                       # the frozen base's name among the members
 WINDOW = 5                          # steps: "now" is a mean over the latest
+N_TRIAL = 24                        # tasks of a type that a child and its victim attempt
 ENOUGH = 64                         # tasks or texts of which a share means something
 # Bounds of alarms; docs/runs.md says whence they come.
 UNIQUE_SHARE = 0.5                  # collapse: distinct structures among 64 tasks, of their most so far
@@ -70,6 +71,16 @@ def ask_greedily(
         correct[name] = list(map(solve_rate, done.verdicts[own]))
         thought[name] = [thinks(s, text) for (text,) in done.texts[own]]
     return correct, thought, int(done.rollout.n_tokens.sum())
+
+
+def trial(s: Setup, state: State, slot: int, key: tuple[int, ...]) -> int:
+    """Returns how many of N_TRIAL tasks of each type from the archive, drawn by `key`, a member solves."""
+    rng, tasks = make_rng(*key), []
+    for kind in s.cfg.task_types:
+        tasks += state.archive.references(kind, N_TRIAL, rng)
+    correct, _, n_tokens = ask_greedily(s, {"": slot}, tasks, state.step)
+    state.totals["generated"] += n_tokens
+    return correct[""].count(1)
 
 
 def by_type(tasks: list[Task], columns: dict[str, list]) -> dict[str, dict[str, float | None]]:
@@ -239,7 +250,6 @@ def measures(
         think=mean(thinks(s, text) for text in answers),
         frac_zero_advantage=(adv == 0).float().mean().item(),
         sandbox_failures=n_failed,
-        tokens_generated=state.totals["generated"],
         tokens_trained=state.totals["trained"])
 
 

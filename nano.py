@@ -13,8 +13,8 @@ has five phases:
     5. evolve    every eighth step the worst of each role is replaced by a child of the others
 
 The paper is arXiv 2605.16727, on top of 2505.03335 (AZR). train.py does the same fast, in one batch
-for all members and with more to choose from; tests compare the two. Left out is the KL to the base,
-without which a long run collapses.
+for all members and with more to choose from; tests compare the two. Left out is what long runs need:
+the KL to the base, and that a student stays if its child is no better at tasks.
 
     a teacher reads "propose out list" and writes        its student reads that and answers
         def f(x):                                            >[3,7,5]

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))     # PYTHONSAFEPATH leaves it out
@@ -92,7 +93,9 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
         batch = selfplay.training_batch(setup, written)
         adv = rl.advantages(batch, cfg)
         state.adam.lr.copy_(torch.tensor(evolve.learning_rates(cfg, state.members, step)))
-        update = rl.update(setup.base, setup.adapters, batch, adv, state.adam, cfg, ranks, desc)
+        anchor = cfg.kl_coef * cfg.kl_every * ((step + 1) % cfg.kl_every == 0)
+        flags = replace(cfg, kl_coef=anchor)            # seldom, because it costs a pass through the base
+        update = rl.update(setup.base, setup.adapters, batch, adv, state.adam, flags, ranks, desc)
         clock.lap("update")
         matches = rate_matches(pairs, proposed, step)
         remember(state, proposed, cfg.n_heldout)
@@ -108,8 +111,8 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
         # the end of the step: write its lines, and decide whether the run goes on
         ranks.check_equal(setup.adapters.parameters(), f"step {step}")
         state.step += 1
-        born = [birth["child"] for birth in births]
-        row = dict(step=step, **measured, **probes, births=born, seconds=clock.seconds)
+        row = dict(step=step, **measured, **probes, births=[birth["child"] for birth in births],
+                   tokens_generated=state.totals["generated"], seconds=clock.seconds)
         row["alarms"] = measure.alarms([*history, row])
         before = history[-1]["alarms"] if history else {}
         begun = {name: told for name, told in row["alarms"].items() if name not in before}
@@ -187,32 +190,32 @@ def rate_matches(pairs: list[tuple[Member, Member]], proposed: list[ProposalReco
 
 def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
     """Replaces the weakest of each role every --evolve-every steps by children, made in LoRA weight space,
-    with a new optimiser and a rating from their parents. Returns lines of genealogy.jsonl."""
+    with a new optimiser and a rating from their parents. A student stays if the child solves no more tasks of
+    a trial: one in eleven has lost what its parents learned. Returns lines of genealogy.jsonl."""
     cfg, adapters, ranks = setup.cfg, setup.adapters, setup.ranks
     if cfg.single or (step + 1) % cfg.evolve_every:
         return []
     rows = []
     for number, role in enumerate(ROLES):
-        writes_nothing = bool(cfg.tasks)
-        # teachers with --lr-teacher 0 stay; but if --lr is 0 as well, only births change anybody
-        is_frozen = cfg.lr_teacher == 0 and cfg.lr > 0
-        if role == "teacher" and (writes_nothing or is_frozen):
+        is_frozen = cfg.lr_teacher == 0 and cfg.lr > 0          # with --lr 0, too, only births change anybody
+        if role == "teacher" and (is_frozen or cfg.tasks):      # with --tasks no teacher writes
             continue
         key = (cfg.seed, step, selfplay.EVOLVE, number)
         births = evolve.plan_births(
-            members_of(state.members, role),
-            lambda m: RATINGS.fitness(m.rating),
-            cfg.replace_frac,
-            cfg.grace,
-            step,
-            cfg.evolve,
-            selfplay.make_rng(*key))
+            members_of(state.members, role), lambda m: RATINGS.fitness(m.rating), cfg.replace_frac, cfg.grace,
+            step, cfg.evolve, selfplay.make_rng(*key))
         for i, birth in enumerate(births):
             slot = birth.victim.slot
+            replaced = adapters.factors(slot)
+            tried = partial(measure.trial, setup, state, slot, (*key, i, 2))
+            before = tried() if role == "student" else -1
             gen = torch.Generator().manual_seed(selfplay.make_rng(*key, i).getrandbits(60))
             # process 0 makes the child for all, because two GPUs' linear algebra may round differently
             norm_ratio = ranks.broadcast(lambda: evolve.apply_operator(adapters, birth, gen))
             ranks.broadcast_tensors([factor.data[slot] for factor in adapters.parameters()])
+            if role == "student" and tried() <= before:         # a teacher's worth only matches show
+                adapters.set_factors(slot, replaced)
+                continue
             state.adam.reset(slot)
             rating = child_rating(RATINGS, [parent.rating for parent in birth.parents])
             child = evolve.newborn(birth, rating, step, cfg.lr_mutate, selfplay.make_rng(*key, i, 1))

@@ -10,19 +10,17 @@ A run stops after the step that brings it nearest. Then its students answer held
 are flags of train.py for every arm. Three seeds are a first look; an interval takes five and a verdict
 eight.
 
-OUT/results.jsonl has a line for each run, OUT/results.csv is the same as a table, and OUT/contrasts.csv has
-the arms compared. `python -m report OUT` draws them.
+OUT/results.jsonl has a line for each run, OUT/table.txt the arms compared. `python -m report OUT` draws them.
 
     arm, seed, run          an arm of several runs has several lines for a seed
     steps, tokens, spent    `spent` is the share of its budget
-    helped                  students replaced by a child whose parent led by .05 at the last probe
+    births                  members that were replaced
     area                    the students' held-out accuracy, averaged over the budget
     end, deployed           test accuracy: mean of the students; of the one that is best on validation
     validation              accuracy by which that one was chosen
 """
 import argparse
 import contextlib
-import csv
 import json
 import shlex
 import statistics
@@ -37,7 +35,7 @@ import train
 from common import UserError, leave, parser_of
 from config import SWITCHED_OFF, Config, config_of, parse_args, spelled
 from eval import heldout
-from eval.answer import cell, table
+from eval.answer import table
 from eval.stats import holm, interval_of_runs, sign_flip
 from measure import ends_about, heldout_mean, spent
 from ranks import Ranks
@@ -66,7 +64,6 @@ OWNED = """base name out init resume seed steps plan save_every keep show heldou
 device""".split()
 MEASURES = ("area", "end", "deployed")
 FEWEST = 8                          # seeds below which there is no verdict
-EFFECT = 0.05                       # a lead that counts
 STRIDE = 1000                       # between the seeds of several runs of an arm; --seeds are below it
 MICRO_MINUTES = 0.01                # of the bundled base, on two cores, for each member and step
 
@@ -215,20 +212,6 @@ def area(rows: list[dict], due: float) -> float:
     return float(np.trapezoid(np.interp(grid, x, y), grid))
 
 
-def helped(metrics: list[dict], genealogy: list[dict]) -> int:
-    """Returns how many students were replaced by a child of which a parent led by EFFECT at the last probe.
-    A member that no probe knows, such as a teacher, has no lead."""
-    n = 0
-    for birth in genealogy:
-        known = {}
-        for row in metrics:
-            if row["step"] <= birth["step"]:
-                known = row.get("heldout_greedy") or known
-        best = max(known.get(parent["name"], 0.0) for parent in birth["parents"])
-        n += best >= known.get(birth["victim"]["name"], 1.0) + EFFECT
-    return n
-
-
 def examine(args: argparse.Namespace, run: Run) -> dict[str, float]:
     """Returns what a run's students can do at its end, by answers to held-out tasks."""
     path = args.out / run.name
@@ -268,7 +251,6 @@ def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
             metrics = train_run(args, run, due)
             found = examine(args, run)
         tokens = spent(metrics)[-1]
-        births = RunDir(args.out / run.name, writes=False).rows("genealogy.jsonl")
         record = dict(
             arm=run.arm,
             seed=run.seed,
@@ -276,7 +258,7 @@ def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
             steps=len(metrics),
             tokens=tokens,
             spent=tokens / (due or tokens),
-            helped=helped(metrics, births),
+            births=sum(len(row["births"]) for row in metrics),
             area=area(metrics, due or tokens),
             **found
         )
@@ -291,16 +273,6 @@ def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
 
 
 # --- results ------------------------------------------------------------------------------------------------
-
-def write_csv(path: Path, rows: list[dict]) -> None:
-    """Writes dicts with the same keys as a table, as it is shown."""
-    with open(path, "w", newline="") as f:
-        writer = csv.writer(f)
-        for row in rows[:1]:
-            writer.writerow(row)
-        for row in rows:
-            writer.writerow(map(cell, row.values()))
-
 
 def by_arm(rows: list[dict], measure: str) -> dict[str, dict[int, float]]:
     """Returns arm -> seed -> a measure. Several runs of a seed have their mean, but one deployed student of
@@ -351,7 +323,7 @@ def contrasts(rows: list[dict], measure: str, reference: str) -> list[dict]:
 def means(rows: list[dict]) -> list[dict]:
     """Returns the means of each arm's measures."""
     lines = {}
-    for name in ("steps", "spent", *MEASURES, "helped"):
+    for name in ("steps", "spent", *MEASURES, "births"):
         for arm, seeds in by_arm(rows, name).items():
             line = lines.setdefault(arm, dict(arm=arm, seeds=len(seeds)))
             line[name] = statistics.fmean(seeds.values())
@@ -413,9 +385,9 @@ def main(argv: list[str] | None = None) -> None:
     run_all(args, runs)
     rows = [row for row in RunDir(args.out, writes=False).rows(RESULTS) if row["arm"] in arms]
     lines = contrasts(rows, args.measure, args.reference)
-    write_csv(args.out / "results.csv", rows)
-    write_csv(args.out / "contrasts.csv", lines)
-    print(f"{table(means(rows))}\n\n{args.measure}\n{table(lines)}")
+    told = f"{table(means(rows))}\n\n{args.measure}\n{table(lines)}"
+    (args.out / "table.txt").write_text(told)
+    print(told)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
 """Fills the templates of this folder with what runs have logged. Words that never change stand there."""
-import csv
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
@@ -382,14 +381,11 @@ def arms_of(path: Path) -> list[Line]:
 
 
 def ablation(path: Path) -> str:
-    """Returns the page of what eval.ablate wrote: each arm's curve beside the first arm's, and its tables."""
+    """Returns the page of what eval.ablate wrote: each arm's curve beside the first arm's, and its table."""
     lines = arms_of(path)
     drawn = {"All arms": lines}
     for line in lines[1:]:
         drawn[line.name + line.tip] = [lines[0], line]
-    tables = ""
-    for file in sorted(path.glob("*.csv")):
-        head, *rows = csv.reader(file.read_text(encoding="utf-8").splitlines())
-        tables += f"<h2>{text(file.name)}</h2>{table(head, [['', *row] for row in rows])}"
-    body = fill("ablation.html", cards=cards(drawn, "% of a run's tokens"), tables=tables)
+    told = "".join(file.read_text() for file in path.glob("table.txt"))     # when all runs are there
+    body = fill("ablation.html", cards=cards(drawn, "% of a run's tokens"), table=text(told, 40_000))
     return whole(path.resolve().name, "Arms that spent the same tokens", "", body)

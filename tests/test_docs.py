@@ -22,7 +22,7 @@ WORDS = {"README.md": 750, "LOG.md": 1200, "docs/findings.md": 2500, "docs/own-b
          "docs/engine.md": 600, "docs/verifier.md": 700, "docs/runs.md": 700, "docs/troubleshooting.md": 500, "docs/literature.md": 400, "docs/change-it.md": 1500}
 every_page = pytest.mark.parametrize("page", TEXTS)
 # Lines that this tree does not run: nobody could try it here, the program is somebody else's, or an old commit's.
-EXEMPT = re.compile(r"# (not tried here|tried with \w+ \d+\.\d+\.\d+|at 8b06857)")
+EXEMPT = re.compile(r"# (not tried here|tried with \w+ \d+\.\d+\.\d+|at (8b06857|db906a74))")
 UNTRIED = re.compile(r"\bQwen/|--device cuda(?!.*--plan)|--shape 7b|per_node=[3-9]|^(vllm|lm_eval|evalplus)")
 PROGRAM = re.compile(r"(python|torchrun|make|vllm|lm_eval|evalplus\.\w+) ")
 FOREIGN = {("-m", "pytest"), ("-m", "pip"), ("-m", "venv"), ("-c",)}

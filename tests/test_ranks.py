@@ -120,4 +120,4 @@ def test_processes_that_go_apart_stop_together(micro_base, tmp_path):
     """The step whose children process 1 was given was saved, the one that it spoilt was not."""
     mp.spawn(one_of_two, (run_altered, tmp_path, tmp_path, micro_base), nprocs=2)
     assert RunDir(tmp_path / "run", writes=False).steps() == [1]
-    assert [birth["step"] for birth in rows(tmp_path / "run", "genealogy")] == [0, 0]
+    assert {birth["step"] for birth in rows(tmp_path / "run", "genealogy")} == {0}

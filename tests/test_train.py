@@ -16,7 +16,10 @@ from common import UserError
 from evolve import ROLES
 from operators import CROSSOVERS, MUTATIONS, OPERATORS
 from rewards import INVALID
-from run import LOGS
+from run import LOGS, init_state
+from selfplay import make_tasks
+from tasks.base import Proposal
+from trueskill_lite import Rating
 
 ROOT = Path(train.__file__).parent
 TINY = dict(name="run", steps=2, pop=6, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,
@@ -120,6 +123,32 @@ def test_tasks_matches_genealogy(finished):
     assert [row["id"] for row in valid] == list(range(1, len(valid) + 1))  # 0 is the identity program
     assert all(row["reward"] == INVALID and row["text"] is not None for row in tasks if row["reason"])
     assert len({b["child"] for b in births}) == len(births) > 0
+
+
+@pytest.mark.parametrize("victim", [2, 3])
+def test_a_child_takes_a_students_place_if_it_solves_more(setup, victim):
+    """S0 is the base, S1 a ruin: a copy of the ruin is refused, a copy of the base is not."""
+    s = setup(evolve="copy", evolve_every=1)
+    state = init_state(s)
+    for task in make_tasks(s, [Proposal("code_o", f"def f(x):\n x=x+{n}\n return x", ("4",)) for n in range(1, 9)], ""):
+        state.archive.add(task, task.program)
+    for B in s.adapters.B.values():
+        B.data[3].normal_()
+    for m in state.members[2:]:
+        m.matches, m.rating = 1, Rating(10.0 if m.slot == victim else 30.0, 1.0)
+    before, members = s.adapters.factors(victim), list(state.members)
+    births = train.evolve_population(s, state, 0)
+    assert [birth["victim"]["name"] for birth in births] == (["S1"] if victim == 3 else [])
+    assert (state.members == members) == (victim == 2) and state.totals["generated"] > 0
+    child = s.adapters.factors(victim)
+    assert all(torch.equal(child[path][1], before[path][1]) for path in before) == (victim == 2)
+
+
+def test_the_kl_is_taken_in_every_so_many_steps(run, monkeypatch):
+    seen, update = [], train.rl.update
+    monkeypatch.setattr(train.rl, "update", lambda *given: seen.append(given[5].kl_coef) or update(*given))
+    run(steps=4, pop=2, evolve="none", evolve_every=8, kl_coef=0.1, kl_every=2)
+    assert seen == [0, 0.2, 0, 0.2]
 
 
 GIVEN = [dict(program="def f(x):\n return x+1", input="1"), dict(program="def f(x):\n return x/0", input="1"),

@@ -1,5 +1,4 @@
 """The ablation: budgets, what is checked before the first run, tables by hand; two arms end to end."""
-import csv
 import itertools
 import json
 
@@ -50,15 +49,8 @@ def test_the_area_is_that_by_hand():
     assert ablate.area(rows, 60) == pytest.approx(50 / 60 * 0.3 + 10 / 60 * (0.4 + 0.48) / 2), "cut off at the budget"
 
 
-def test_births_that_helped():
-    metrics = [dict(step=0, heldout_greedy=dict(S0=0.2, S1=0.3)), dict(step=3), dict(step=5, heldout_greedy=dict(S0=0.7, S1=0.3))]
-    birth = dict(step=6, parents=[dict(name="S0")], victim=dict(name="S1"))
-    log = [birth, birth | dict(step=4), birth | dict(victim=dict(name="T0")), birth | dict(victim=dict(name="S9"))]
-    assert ablate.helped(metrics, log) == 1, "of the second the victim was better, of the others nothing is known"
-
-
 def result(arm, seed, value, run="", **more):
-    return dict(arm=arm, seed=seed, run=run or f"{arm}-s{seed}", spent=1.0, steps=9, helped=0, area=value, end=value, deployed=value, validation=value) | more
+    return dict(arm=arm, seed=seed, run=run or f"{arm}-s{seed}", spent=1.0, steps=9, births=0, area=value, end=value, deployed=value, validation=value) | more
 
 
 def test_contrasts_are_paired_by_seed_and_corrected():
@@ -131,11 +123,10 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
     assert abs(single["spent"] - 1) <= 0.2
     answers = [row["correct"] for row in rows_of(out / "full-s0/test", "answers") if row["member"] != "base"]
     assert full["end"] == pytest.approx(np.mean(answers)) and len(answers) == 2 * 6 * 2
-    with open(out / "results.csv") as f:
-        assert [row["run"] for row in csv.DictReader(f)] == ["full-s0", "single-long-s0"]
+    assert [row["run"] for row in (full, single)] == ["full-s0", "single-long-s0"] and full["births"] > single["births"] == 0
     logs = [(out / name).read_text() for name in ("full-s0/metrics.jsonl", "single-long-s0/metrics.jsonl")]
     ablate.main([*flags, "--measure", "area", *words])
-    assert "1 of" not in capsys.readouterr().out and "area" in (out / "contrasts.csv").read_text()
+    assert "1 of" not in capsys.readouterr().out and "area" in (out / "table.txt").read_text()
     (out / "results.jsonl").write_text(json.dumps(full) + "\n")
     ablate.main([*flags, *words])
     assert rows_of(out, "results") == [full, single] and "1 of 1: single-long-s0" in capsys.readouterr().out

@@ -152,7 +152,7 @@ def test_an_ablation(tmp_path):
     for row, gain in zip(results, (2.0, 1.0, 1.0, 0.5)):
         invent(tmp_path / row["run"], gain=gain)
     write(tmp_path, "results", results)
-    (tmp_path / "contrasts.csv").write_text("arm,difference\ntwo,+0.450 <b>\n")
+    (tmp_path / "table.txt").write_text("arm difference\ntwo +0.450 <b>\n")
     full, two = page.arms_of(tmp_path)
     # a probe comes before its step's own tokens: steps 0, 2 and 4 of six that spend the same
     assert [number for point in full.points for number in point] == pytest.approx([0, 0, 100 / 3, 0.3, 200 / 3, 0.6])
