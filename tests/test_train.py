@@ -136,10 +136,9 @@ def test_a_child_takes_a_students_place_if_it_solves_more(setup, victim):
         B.data[3].normal_()
     for m in state.members[2:]:
         m.matches, m.rating = 1, Rating(10.0 if m.slot == victim else 30.0, 1.0)
-    before, members = s.adapters.factors(victim), list(state.members)
+    before = s.adapters.factors(victim)
     births = train.evolve_population(s, state, 0)
     assert [birth["victim"]["name"] for birth in births] == (["S1"] if victim == 3 else [])
-    assert (state.members == members) == (victim == 2) and state.totals["generated"] > 0
     child = s.adapters.factors(victim)
     assert all(torch.equal(child[path][1], before[path][1]) for path in before) == (victim == 2)
 
