@@ -206,14 +206,14 @@ def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
             step, cfg.evolve, selfplay.make_rng(*key))
         for i, birth in enumerate(births):
             slot = birth.victim.slot
-            replaced = adapters.factors(slot)
             tried = partial(measure.trial, setup, state, slot, (*key, i, 2))
-            before = tried() if role == "student" else -1
+            if role == "student":                               # a teacher's worth only matches show
+                replaced, before = adapters.factors(slot), tried()
             gen = torch.Generator().manual_seed(selfplay.make_rng(*key, i).getrandbits(60))
             # process 0 makes the child for all, because two GPUs' linear algebra may round differently
             norm_ratio = ranks.broadcast(lambda: evolve.apply_operator(adapters, birth, gen))
             ranks.broadcast_tensors([factor.data[slot] for factor in adapters.parameters()])
-            if role == "student" and tried() <= before:         # a teacher's worth only matches show
+            if role == "student" and tried() <= before:
                 adapters.set_factors(slot, replaced)
                 continue
             state.adam.reset(slot)

@@ -47,10 +47,7 @@ def commands(page: str) -> list[str]:
 
 def parse_and_stop(self, args=None, namespace=None):
     """In place of argparse's: what a program would do with its words does not begin."""
-    known, unknown = parse(self, args, namespace)
-    if getattr(known, "command", "") == "speedrun":             # the others are train.py's
-        config.config_of(config.parse_args(None, unknown))
-        unknown = []
+    _, unknown = parse(self, args, namespace)
     assert not unknown
     raise StopIteration
 

@@ -23,7 +23,7 @@ from trueskill_lite import Rating
 
 ROOT = Path(train.__file__).parent
 TINY = dict(name="run", steps=2, pop=6, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,
-            evolve_every=1, probe_every=0)
+            evolve_every=1, probe_every=0, kl_every=1)         # else no run of two steps has a KL
 # A test's run takes the i-th value of each switch, so that as many runs as the longest list has cover them all.
 WITH_CHOICES = [f for f in dataclasses.fields(config.Config) if f.metadata["choices"] and f.type is str]
 SWITCHES = {f.name: list(f.metadata["choices"]) for f in WITH_CHOICES} | dict(
