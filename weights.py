@@ -294,6 +294,7 @@ def read_peft(directory: str | Path) -> tuple[dict, str, Factors]:
     pairs = {}
     with readable(f"{directory} is no readable PEFT adapter"):
         config = json_object((directory / SETTINGS).read_bytes())
+        rank, _ = config["r"], config["lora_alpha"]         # PEFT writes both
         with safe_open(directory / TENSORS, framework="pt") as f:
             made_on = (f.metadata() or {}).get("base_files", "")
             tensors = {name: f.get_tensor(name) for name in f.keys()}
@@ -310,7 +311,7 @@ def read_peft(directory: str | Path) -> tuple[dict, str, Factors]:
         pairs.setdefault(found[1], {})[found[2]] = tensor.float()
     factors = {}
     for path, pair in pairs.items():
-        whole = len(pair) == 2 and len(pair["A"]) == config.get("r")
+        whole = len(pair) == 2 and len(pair["A"]) == rank
         if not whole:
             raise UserError(f"{directory}: {path} has not both factors of the rank in {SETTINGS}: save it "
                             "again")

@@ -309,6 +309,7 @@ def edit_last(edit):
 
 REFUSED = {
     "half the tensors": (lambda d: cut(d / TENSORS, 0.6), "no readable PEFT adapter"),
+    "no alpha": (lambda d: (d / CONFIG).write_text('{"r": 4}'), "no readable PEFT adapter.*lora_alpha"),
     "a key of tomorrow": (lambda d: edit_json(d / CONFIG, use_whatever=dict(strength=1)), "no plain LoRA: its use_whatever"),
     "another rank": (lambda d: edit_json(d / CONFIG, r=2), "not both factors of the rank"),
     "another alpha": (lambda d: edit_json(d / CONFIG, lora_alpha=16), r"rank and alpha \(4, 16\), the others have \(4, 8\).*--alpha"),
