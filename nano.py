@@ -14,7 +14,7 @@ has five phases:
 
 The paper is arXiv 2605.16727, on top of 2505.03335 (AZR). train.py does the same fast, in one batch
 for all members and with more to choose from; tests compare the two. Left out is what long runs need:
-the KL to the base, and that a student stays if its child is no better at tasks.
+KL to the base, rates that fall, and that a student stays if its child is no better at tasks.
 
     a teacher reads "propose out list" and writes        its student reads that and answers
         def f(x):                                            >[3,7,5]
@@ -65,7 +65,7 @@ MAX_NEW_TOKENS = 80                                 # in a proposal or an attemp
 REWARD = {"correct": 1.0, "wrong": -0.5, "malformed": -1.0}        # for an attempt
 LEARNING_RATE = {"teacher": 3e-3, "student": 2e-3}
 EVOLVE_EVERY = 8                                    # steps
-DRAW = 0.05                                         # how near to the expected solve rate is a draw
+DRAW_BAND = 0.05                                    # how near to the expected solve rate is a draw
 
 # ---- the population ------------------------------------------------------------------------------
 Factors = tuple[Tensor, Tensor]                     # A (R, in) and B (out, R) of one layer
@@ -162,7 +162,8 @@ def sample(model: PreTrainedModel, member: Member, prompts: list[Prompt], n: int
     mask = (ids != 0).float()                       # (N, T): token 0 is <pad>, which no text holds
     cache = DynamicCache()
     for _ in range(MAX_NEW_TOKENS):
-        out = model(ids, attention_mask=mask, past_key_values=cache, logits_to_keep=1)
+        # the cache by its place, because transformers 5.24 changes its name
+        out = model(ids, mask, None, cache, logits_to_keep=1)
         p = out.logits[:, -1].softmax(-1)           # (N, V)
         if greedy:
             token = p.argmax(-1)                    # (N,)
@@ -301,15 +302,15 @@ def update(model: PreTrainedModel, member: Member, groups: list[Group]) -> None:
 # ---- ratings, and matching by them ---------------------------------------------------------------
 def rate_match(teacher: Member, student: Member, rows: list[Row]) -> None:
     """Rates a match. The student wins if it solved more than the ratings expect, or was given no
-    task at all. A solve rate within DRAW of the expected one is a draw. TrueSkill itself
-    assumes that one in ten matches of equals is a draw, and DRAW does not change that."""
+    task at all. A solve rate within DRAW_BAND of the expected one is a draw. TrueSkill itself
+    assumes that one in ten matches of equals is a draw, and DRAW_BAND does not change that."""
     surprise = 1.0                                  # a teacher that wrote no task has lost
     if rows:
         surprise = solve_rate(rows) - TRUESKILL.p_win(student.rating, teacher.rating)
     winner, loser = student, teacher
     if surprise < 0:
         winner, loser = teacher, student
-    draw = abs(surprise) <= DRAW
+    draw = abs(surprise) <= DRAW_BAND
     winner.rating, loser.rating = TRUESKILL.rate(winner.rating, loser.rating, draw)
 
 def match(teachers: list[Member], students: list[Member]) -> list[tuple[Member, Member]]:
@@ -321,12 +322,12 @@ def match(teachers: list[Member], students: list[Member]) -> list[tuple[Member, 
     for teacher in random.sample(teachers, len(teachers)):
         if not pool:
             pool = list(students)
-        even = []                                   # largest if the result is open
+        weights = []                                # largest if the result is open
         for student in pool:
             p = TRUESKILL.p_win(student.rating, teacher.rating)
-            even.append(p * (1.0 - p))
-        weights = [0.9 * x / sum(even) + 0.1 / len(pool) for x in even]
-        [student] = random.choices(pool, weights)
+            weights.append(p * (1.0 - p))
+        shares = [0.9 * x / sum(weights) + 0.1 / len(pool) for x in weights]
+        [student] = random.choices(pool, shares)
         pool.remove(student)
         pairs.append((teacher, student))
     return pairs

@@ -184,7 +184,7 @@ def same_rating(a, b):
 
 @pytest.mark.parametrize("n_correct", [None, *range(9)])
 def test_matches_are_rated_as_the_engine_does(n_correct, monkeypatch):
-    monkeypatch.setattr(evolve, "DRAW_BAND", nano.DRAW)
+    monkeypatch.setattr(evolve, "DRAW_BAND", nano.DRAW_BAND)
     rows = []
     if n_correct is not None:
         rows = [nano.Row([5], [6], verdict="correct" if i < n_correct else "wrong") for i in range(8)]
