@@ -17,7 +17,7 @@ from typing import NoReturn
 
 
 class UserError(Exception):
-    """Says that what the user gave cannot be used; the text says what would be."""
+    """Says that what the user gave cannot be used, and what to give instead."""
     code = 2
 
 

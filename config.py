@@ -42,11 +42,11 @@ class Config:
     """Holds every switch of a run. `python train.py --help` shows them, by the groups below."""
     # run
     base: str = flag("micro/base", "Hugging Face directory or hub id of the frozen base")
-    prompt_format: str = flag("auto", "how tasks are put; auto: as the base says", ("auto", *FORMATS))
+    prompt_format: str = flag("auto", "wording of tasks; auto: as the base says", ("auto", *FORMATS))
     name: str = flag("", "the run's directory under --out; default: the base's name and a free number")
     out: str = flag("out", "where runs are kept")
-    init: str = flag("", "adapters to start from: a run, a checkpoint, or one PEFT folder a member")
-    resume: str = flag("", "a run's directory, with whose flags it goes on")
+    init: str = flag("", "adapters to start from: a run, a checkpoint, or a folder of PEFT folders")
+    resume: str = flag("", "directory of a run to go on with, by its flags")
     seed: int = flag(0, "every draw is keyed by (seed, step, phase, member, index)")
     steps: int = flag(None, "steps of the run", within=(1, MANY))
     save_every: int = flag(10, "steps between checkpoints", within=(1, MANY))
@@ -68,9 +68,9 @@ class Config:
     tasks: str = flag("", "no teacher writes: tasks of a file (JSON lines), or micro: fresh random programs")
     admit_echo: bool = flag(False, "admit tasks that a copy of what their prompt shows solves")
     dedupe: str = flag(
-        None, "what repeats the archive, so is refused (structural)", ("structural", "exact", "off"))
+        None, "which repeats of old tasks are refused (structural)", ("structural", "exact", "off"))
     # 3 solve
-    samples_per_task: int = flag(None, "attempts at each task (n); fix it across arms", within=(1, MANY))
+    samples_per_task: int = flag(None, "attempts at each task (n); compare runs of equal n", within=(1, MANY))
     temperature: float = flag(1.0, "of proposals and attempts", within=(0.01, 100))
     max_new_tokens: int = flag(None, "tokens of a proposal or an answer, at most", within=(1, MANY))
     # 4 reward and update
@@ -87,7 +87,7 @@ class Config:
     token_weight: str = flag(
         None, "mean over all tokens, mean of rows' means, or Dr. GRPO's", ("member", "row", "constant"))
     kl_coef: float = flag(None, "weight of the KL to the base, without which long runs collapse")
-    kl_every: int = flag(4, "steps from one with a KL to the next; it counts so many times", within=(1, MANY))
+    kl_every: int = flag(4, "every n-th step has a KL, which then counts n times", within=(1, MANY))
     entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", within=(0, 1))
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", within=(0, 1))
@@ -96,7 +96,7 @@ class Config:
         "HOLD,END,FLOOR: rates hold for HOLD steps of the run, then fall linearly; after END steps they "
         "are FLOOR times as much; 0,1,1: constant")
     lr_spread: float = flag(1.0, "founding students' rates: log-uniform over this factor", within=(1, MANY))
-    lr_mutate: float = flag(1.0, "a child's rate is its fitter parent's times or over this", within=(1, 100))
+    lr_mutate: float = flag(1.0, "a child's rate is its fitter parent's, times or by this", within=(1, 100))
     # 5 evolve
     evolve: str = flag("mixed", "operators of replacement, or none; crossovers want --pop 6", EVOLVE)
     evolve_every: int = flag(None, "steps between replacements", within=(1, MANY))
@@ -104,7 +104,7 @@ class Config:
     grace: int = flag(None, "steps before a child can be replaced (as --evolve-every)")
     # probes
     probe_every: int = flag(None, "steps between probes of held-out tasks; 0 = never")
-    heldout: str = flag("", "their JSON lines; default: the base's, else first valid tasks, which also train")
+    heldout: str = flag("", "held-out file; default: the base's, else first valid tasks, which also train")
     n_heldout: int = flag(120, "held-out tasks asked of each played type; of other types a third")
     halt_on: Names = flag((), "alarms that end the run, of " + ",".join(ALARMS), ALARMS)
     # machine

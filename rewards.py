@@ -3,8 +3,8 @@
 A teacher's reward is a function (outcome: Outcome) -> float; its entry in TEACHER_REWARDS makes it a value of
 --teacher-reward. It is asked about valid proposals only: invalid ones are paid INVALID.
 
-The expectation of the default (1 - p, but 0 when nobody solved it) peaks at p* = 1 - n^(-1/(n-1)) for n
-attempts (0.26 at 8). So n changes the difficulty: keep it fixed across the arms of an ablation.
+With n attempts at a task the default (1 - p, but 0 when nobody solved it) pays most, in expectation, if its
+true solve rate is 1 - n^(-1/(n-1)): 0.37 at 4, 0.26 at 8. So n sets the difficulty: compare runs of equal n.
 """
 from dataclasses import dataclass, field
 
@@ -19,13 +19,13 @@ class Outcome:
     solve_rate: float                   # share of all attempts at it that the verifier called correct
     solve_rates: dict[str, float] = field(default_factory=dict)     # the same of each student, by name
     n_attempts: int = 1                 # by all students together
-    base_rate: float | None = None      # solve rate of the frozen base; None in steps without a probe
+    base_rate: float | None = None      # 1 or 0, the frozen base's one attempt; None without a probe
     kind: str = "code_o"                # task type
     majority_baseline: float = 0.0      # solve rate of guessing the type's most frequent output of late
     n_tasks: int = 0                    # tasks that the archive has seen
     n_of_kind: int = 0                  # tasks of this type that it holds
-    # tasks among its latest 512 whose programs differ from this one in names and constants alone; 0, because
-    # such a proposal is refused, unless --dedupe is exact or off, or the type is code_f
+    # tasks among its latest 512 whose programs differ from this one in names and constants alone. It is above
+    # 0 only with --dedupe exact or off, or in code_f: else such a proposal is refused
     n_same_structure: int = 0
     unique_at_64: float = 0.0           # different programs among 64 of the latest, on average
     statements: int = 0                 # in the program

@@ -68,7 +68,7 @@ class Verdict:
 
 
 class Verifier(AbstractContextManager):
-    """Judges programs: a Sandbox or, where its walls cannot be had, a PortableVerifier. `run` takes Jobs and
+    """Runs programs: a Sandbox or, where its walls cannot be had, a PortableVerifier. `run` takes Jobs and
     returns Verdicts; tier and report say what protects. Leaving its `with` closes it."""
 
     def close(self) -> None:
@@ -173,9 +173,9 @@ class PortableVerifier(Verifier):
     def run(self, jobs: list[Job]) -> list[Verdict]:
         """Returns the jobs' verdicts, in order. Each program runs once, because the language has no
         chance."""
-        return [self.judge(job) for job in jobs]
+        return [self.run_one(job) for job in jobs]
 
-    def judge(self, job: Job) -> Verdict:
+    def run_one(self, job: Job) -> Verdict:
         """Returns the verdict on one job."""
         began = time.process_time()
         case = Case(job)
@@ -190,8 +190,8 @@ class PortableVerifier(Verifier):
 
 
 def open_sandbox(prompt_format: str, workers: int = 0) -> Verifier:
-    """Returns the verifier of programs in a prompt format: the fork where its walls can be had, else the
-    portable one. Raises UserError if this machine has none for the format."""
+    """Returns the verifier for a prompt format: a Sandbox if its walls can be had, else a PortableVerifier.
+    Raises UserError if this machine has none for the format."""
     try:
         return Sandbox(workers)
     except UserError as error:

@@ -354,7 +354,7 @@ def compare(base: Base, n_new: int = 64) -> tuple[float, int]:
 
 
 def main() -> int:
-    """The command line: exit code 0 if the base computes what transformers computes."""
+    """Returns exit code 0 if the base computes what transformers computes."""
     parser = parser_of("weights.py", __doc__)
     parser.add_argument("base", metavar="DIR", help="model directory or hub id")
     base = load_base(parser.parse_args().base)
