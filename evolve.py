@@ -163,11 +163,11 @@ class Birth:
     operator: str
 
 
-def choose_operator(mode: str, n_parents: int, rng: Random) -> str:
-    """Draws an operator for --evolve. n_parents is the number of survivors; a single one can only mutate."""
+def choose_operator(mode: str, n_survivors: int, rng: Random) -> str:
+    """Draws an operator for --evolve. A single survivor can only mutate."""
     pools = dict(mixed=MUTATIONS | CROSSOVERS, mutation=MUTATIONS, crossover=CROSSOVERS)
     wanted = rng.choice(list(pools.get(mode, [mode])))          # else the mode is an operator's name
-    if OPERATORS[wanted].n_parents <= n_parents:
+    if OPERATORS[wanted].n_parents <= n_survivors:
         return wanted
     return "copy" if wanted in BY_NAME else rng.choice(list(MUTATIONS))
 

@@ -29,7 +29,7 @@ from ranks import send
 # The linear layers of a block that can carry adapters, by the names that Hugging Face gives them
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 Factors = dict[str, tuple[Tensor, Tensor]]      # layer path -> A (R, in), B (out, R)
-DENSE = 16                 # members up to which decoding takes the dense product
+DENSE = 16                 # members up to which decoding without graphs takes the dense product
 
 
 def name_of(path: str) -> str:
@@ -140,8 +140,8 @@ class AdapterWeights:
     There are two layouts for m layers that share an input. Usually A is one tensor (k, m R, in) and B another
     (k, m R, sum of sizes), which is 0 in the columns of other layers. Products are few then, and gradients go
     through them. With `in_graph`, for steps that a CUDA graph can hold, A is (m, k, R, in), times alpha/R,
-    and each layer has its own B (k, R, out). It reads no zeros, and decoding on a card waits for what it
-    reads. With `trains` gradients go to detached parts, and add_gradients adds them to the stacked factors.
+    and each layer has its own B (k, R, out). It has no zeros, because decoding on a card waits for what is
+    read. With `trains` gradients go to detached parts, and add_gradients adds them to the stacked factors.
     """
     adapters: Adapters
     member: Tensor                                      # (B,) for all rows that will be routed; -1 = base
@@ -153,15 +153,15 @@ class AdapterWeights:
         member = self.member
         self.device = self.adapters.device
         self.present = member[member >= 0].unique()     # (k,) on the CPU, if `member` is: no wait for a GPU
-        self.rows = send(self.present, self.device)     # (k,) places of these members in the factors
+        self.slots = send(self.present, self.device)     # (k,) of these members
         self.made = {}                                  # layers on one input -> what `for_layers` returns
         self.copies = []                                # (factor, copy of these members' part)
 
     def pick(self, factor: Tensor) -> Tensor:
         """Returns these members' part (k, ...) of a stacked factor (P, ...)."""
         part = factor
-        if len(self.rows) < len(factor):                # all members together need no copy
-            part = factor[self.rows]
+        if len(self.slots) < len(factor):                # all members together need no copy
+            part = factor[self.slots]
         if self.trains:
             part = part.detach().requires_grad_()
             self.copies.append((factor, part))
@@ -219,7 +219,7 @@ class AdapterWeights:
     def add_gradients(self) -> None:
         """Adds the copies' gradients to .grad of the stacked factors, in float32."""
         for factor, part in self.copies:
-            factor.grad.index_add_(0, self.rows, part.grad)
+            factor.grad.index_add_(0, self.slots, part.grad)
 
     def can_group(self) -> bool:
         """Returns whether the grouped product takes these factors, and is the faster one on this device."""
@@ -300,7 +300,7 @@ def with_finite_B(
 @dataclass(frozen=True)
 class Route:
     """Adds the update of each row's own member to the outputs of layers that read the same x, by one of the
-    products below. Without gradients it does so in place, because y is fresh from the base's product."""
+    products below. Without gradients it may do so in place, as y is fresh from the base's product."""
     weights: AdapterWeights
     product: Callable[..., Tensor]
 

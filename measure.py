@@ -1,8 +1,8 @@
 """What people study of a run: probes, the measures of a step, alarms, and what the terminal says.
 
-Ratings only compare members with each other. A probe asks the same tasks each time, greedily: every student
-and the frozen base the held-out tasks of the types that the run plays, and all members those of other types.
-It also asks the base, sampled, the teachers' current tasks.
+Ratings only compare members with each other. A probe asks the same tasks each time, greedily. Students and
+base get the held-out tasks of the types that the run plays, all members and the base those of other types.
+The base also gets the teachers' current tasks, sampled.
 """
 import datetime
 import sys
@@ -58,16 +58,16 @@ def ask_greedily(
     """Lets each member attempt each task once, greedily, in one batch. Returns two lists by name with an
     entry a task, and the number of tokens. The lists say whether an answer is right (1, 0; None if the
     sandbox failed) and whether it shows reasoning."""
-    asked, apart = list(slots.values()), len(tasks)         # rows from one member's first to the next one's
+    asked, stride = list(slots.values()), len(tasks)        # rows from one member's first to the next one's
     if not any(map(torch.any, s.adapters.B.values())):
-        asked, apart = [-1], 0          # fresh members are the base, bit for bit: it alone is asked
+        asked, stride = [-1], 0          # fresh members are the base, bit for bit: it alone is asked
     by_row = []
     for slot in asked:
         by_row += [slot] * len(tasks)
     done = attempt(s, tasks * len(asked), by_row, step, PROBE, 1, 0.0)
     correct, thought = {}, {}
     for i, name in enumerate(slots):
-        own = slice(i * apart, i * apart + len(tasks))
+        own = slice(i * stride, i * stride + len(tasks))
         correct[name] = list(map(solve_rate, done.verdicts[own]))
         thought[name] = [thinks(s, text) for (text,) in done.texts[own]]
     return correct, thought, int(done.rollout.n_tokens.sum())
@@ -95,7 +95,7 @@ def by_type(tasks: list[Task], columns: dict[str, list]) -> dict[str, dict[str, 
 
 
 def probe(s: Setup, state: State, proposed: list[ProposalRecord], step: int) -> dict:
-    """Returns all absolute measures of a step as keys of metrics.jsonl. There is a probe every --probe-every
+    """Returns what a probe measures, as keys of metrics.jsonl. There is a probe every --probe-every
     steps and in the last one; {} in other steps."""
     every = s.cfg.probe_every
     if every == 0 or step % every and step != s.cfg.steps - 1:
@@ -135,7 +135,7 @@ def heldout_mean(row: dict) -> float | None:
 
 
 def best_probe(rows: list[dict]) -> float:
-    """Returns the highest such accuracy of these lines; -1 without a probe."""
+    """Returns the highest heldout_mean of these lines; -1 without a probe."""
     highest = -1.0
     for row in rows:
         accuracy = heldout_mean(row)
@@ -306,7 +306,7 @@ def forgetting(rows: list[dict]) -> str:
 def flat(rows: list[dict]) -> str:
     """Sounds when rewards teach nothing: in each of the latest steps every advantage was 0."""
     if latest_mean(rows, "frac_zero_advantage") == 1:
-        return (f"every advantage was 0 for {WINDOW} steps: rewards differ in no group, and nobody learns. "
+        return (f"every advantage was 0 for {WINDOW} steps: rewards differ in no group and teach nobody. "
                 "Look at what they write (--show 3); raise --samples-per-task, --proposals-per-prompt or "
                 "--temperature")
     return ""

@@ -145,7 +145,7 @@ def cayley(
     Cayley transform (I - W)^-1 (I + W) of a skew W. Directions that are not live stay where they are."""
     R = len(live)
     drawn = torch.randn(R, R, generator=gen, dtype=torch.float64)
-    size = angle / (8 * R) ** 0.5
+    size = angle / (8 * R) ** 0.5       # |W v| is about angle / 2 then, and the transform doubles it
     W = (drawn - drawn.T) * size
     W = W * live[:, None] * live
     eye = torch.eye(R, dtype=torch.float64)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 
 from common import UserError
-from config import Config, resolve_config, spelled
+from config import Config, resolve_config
 from generate import Rollout
 from lora import Adapters, AdapterWeights, Route
 from model import Base
@@ -43,18 +43,6 @@ class Batch:
     group: Tensor                    # (N,) rows of one prompt share a number
     role: Tensor                     # (N,) index into evolve.ROLES: with --single a member plays several
     kind: Tensor                     # (N,) index of the task type
-
-
-def check_case(
-    name: str,                      # the flag's
-    cfg: Config,
-    cases: tuple[str, ...],         # that are known
-    where: str,                     # the function
-) -> None:
-    """Fails for a value that config.py allows and that has no case in a function. Without this check the
-    function would compute what another value means, and nobody would notice."""
-    value = getattr(cfg, name)
-    assert value in cases, f"{spelled(name)} {value} has no case in {where}: add one there"
 
 
 # --- advantages ---------------------------------------------------------------------------------------------
@@ -99,10 +87,10 @@ def advantages(batch: Batch, cfg: Config = DEFAULT) -> Tensor:
     elif cfg.baseline == "standardized":
         adv = adv / (std + 1e-6)
     else:
-        check_case("baseline", cfg, ("group", "none"), "rl.advantages")
+        assert cfg.baseline in ("group", "none"), f"--baseline {cfg.baseline} has no case in rl.py: add one"
     adv = adv.masked_fill(~has_variance, 0.0)
     how = cfg.normalize_advantages
-    check_case("normalize_advantages", cfg, ("member", "kind", "off"), "rl.advantages")
+    assert how in ("member", "kind", "off"), f"--normalize-advantages {how} has no case in rl.py: add one"
     if how != "off" and has_variance.any():
         adv = whiten(adv, batch, has_variance, how == "kind")
     return adv.float()
@@ -137,7 +125,7 @@ def token_weight(rollout: Rollout, cfg: Config) -> Tensor:
         return 1.0 / (n_rows * rollout.n_tokens)
     if cfg.token_weight == "constant":
         return 1.0 / (n_rows * cfg.max_new_tokens)
-    check_case("token_weight", cfg, ("member",), "rl.token_weight")
+    assert cfg.token_weight == "member", f"--token-weight {cfg.token_weight} has no case in rl.py: add one"
     n_tokens = total(rollout.n_tokens, index)              # for each member
     return 1.0 / n_tokens[index]
 
@@ -240,22 +228,22 @@ def pack(
     source = []                                            # places of the states that predict
     target_row, column = [], []                            # places of what they predict, in the rollout
     for g, line in enumerate(batch):
-        P = int(rollout.prompt_len[line[0]])
-        row[g, :P] = line[0]
-        position[g, :P] = torch.arange(P)
-        answer[g, :P] = 0
-        at = P                                             # where the next answer begins
+        n_prompt = int(rollout.prompt_len[line[0]])
+        row[g, :n_prompt] = line[0]
+        position[g, :n_prompt] = torch.arange(n_prompt)
+        answer[g, :n_prompt] = 0
+        at = n_prompt                                             # where the next answer begins
         for number, i in enumerate(line, 1):
             n = int(rollout.n_tokens[i]) - 1               # the last token is predicted, and not read
             places = slice(at, at + n)
             row[g, places] = i
-            position[g, places] = torch.arange(P, P + n)
+            position[g, places] = torch.arange(n_prompt, n_prompt + n)
             answer[g, places] = number
             first = g * T                                  # place of the line among all states
-            source.append(first + P - 1)                   # the prompt's end predicts the first token
+            source.append(first + n_prompt - 1)                   # the prompt's end predicts the first token
             source += range(first + at, first + at + n)
             target_row += [i] * (n + 1)
-            column += range(P, P + n + 1)
+            column += range(n_prompt, n_prompt + n + 1)
             at += n
     target_row = torch.tensor(target_row)
     column = torch.tensor(column)
@@ -328,11 +316,10 @@ def score(
     n = max(1, CHUNK // base.model.cfg.vocab_size)         # tokens of a chunk
     if len(hidden) <= n:
         return piece(hidden, p.target)
-    logps, entropies = [], []
+    pieces = []
     for h, y in zip(hidden.split(n), p.target.split(n)):
-        logp, entropy = checkpoint(piece, h, y, use_reentrant=False)
-        logps.append(logp)
-        entropies.append(entropy)
+        pieces.append(checkpoint(piece, h, y, use_reentrant=False))
+    logps, entropies = zip(*pieces)
     entropy = None
     if cfg.entropy_coef:
         entropy = torch.cat(entropies)
@@ -372,7 +359,7 @@ def accumulate(
         p = pack(rollout, lines, adv.device)
         weights = AdapterWeights(adapters, p.member, dtype, trains=True)
         for linear in base.model.fused_linears():
-            weights.for_layers(linear.paths, linear.sizes)  # copies them outside of what is checkpointed
+            weights.for_layers(linear.paths, linear.sizes)  # made here: what is checkpointed runs twice
         checkpointing = p.ids.numel() > cfg.tokens_per_microbatch
         lora = weights.route(p.member)
         logp, entropy = score(base, p, lora, cfg, checkpointing)

@@ -114,12 +114,11 @@ class RunDir:
 
     def mark_best(self, step: int) -> None:
         """Lets `best` point to a checkpoint. A kill in between leaves the old link."""
-        if self.writes:
-            part = self.path / "best.part"
-            part.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):              # Windows lets not everybody make links
-                part.symlink_to(f"step_{step}", target_is_directory=True)
-                part.replace(self.path / "best")
+        part = self.path / "best.part"
+        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):                  # Windows lets not everybody make links
+            part.symlink_to(f"step_{step}", target_is_directory=True)
+            part.replace(self.path / "best")
 
     def prune(self, keep: int) -> None:
         """Removes all checkpoints but the last `keep` and the best."""
@@ -152,16 +151,13 @@ class RunDir:
 
     def write_json(self, name: str, data: dict) -> None:
         """Writes a small file whole: a kill in between leaves the old one."""
-        if self.writes:
-            part = self.path / f"{name}.part"
-            part.write_text(json.dumps(data, indent=1) + "\n")
-            part.replace(self.path / name)
+        part = self.path / f"{name}.part"
+        part.write_text(json.dumps(data, indent=1) + "\n")
+        part.replace(self.path / name)
 
     def append(self, **logs: list[dict]) -> None:
         """Appends rows to the logs of these names as JSON lines. What is not finite becomes null, JSON's only
         word for it."""
-        if not self.writes:
-            return
         for name, rows in logs.items():
             finite = json.loads(json.dumps(rows), parse_constant=lambda name: None)
             lines = [json.dumps(row) + "\n" for row in finite]
@@ -329,13 +325,13 @@ def plan(cfg: Config, ranks: Ranks) -> tuple[Config, torch.dtype, str, bool]:
     prompt_format = cfg.prompt_format
     if prompt_format == "auto":
         *_, prompt_format = load_tokenizer(path)
-    number = pick_dtype(cfg.dtype, ranks.device)
-    cfg = resolve_config(cfg, prompt_format, number)
+    name = pick_dtype(cfg.dtype, ranks.device)
+    cfg = resolve_config(cfg, prompt_format, name)
     context = shape.max_position_embeddings
     if cfg.max_new_tokens >= context:
         raise UserError(f"--max-new-tokens {cfg.max_new_tokens} exceed the base's context, {context} "
                         "tokens, which a prompt shares: give fewer")
-    dtype = DTYPES[number]
+    dtype = DTYPES[name]
     return cfg, dtype, *memory_plan(cfg, shape, dtype, free_memory(ranks.device))
 
 
@@ -611,7 +607,7 @@ def restore(run: RunDir, setup: Setup, step: int) -> State:
     Raises UserError for another base, another --tasks file, or a damaged checkpoint."""
     place = run.path / f"step_{step}"
     metadata = run.read_json(f"step_{step}/state.json")
-    anew = "give it back, or start anew under another --name"
+    anew = "restore it, or start anew under another --name"
     if metadata["base_files"] != setup.base_hash:
         raise UserError(f"{run.path} was trained on another base: {anew}")
     if metadata["tasks_file"] != setup.tasks_hash:

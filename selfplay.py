@@ -114,7 +114,7 @@ Solved = list[tuple[ProposalRecord, Member]]    # a task and who attempted it, i
 
 @dataclass
 class Attempts:
-    """Holds n attempts at each of a list of tasks by one member each; row i*n+j is attempt j at task i."""
+    """Holds n attempts at each task, all n by one member; row i * n + j is attempt j at task i."""
     rollout: Rollout                # a row for each attempt
     texts: list[list[str]]          # by task, then by attempt, the prompt's opening included
     verdicts: list[list[str]]       # by task, then by attempt, as TaskType.grade says
@@ -184,7 +184,7 @@ def ask(
     n: int,
     temperature: float | None = None,   # None = cfg.temperature
 ) -> tuple[Rollout, list[str]]:
-    """Returns what `write` returns, with the draws of a phase of the run."""
+    """Does what `write` does, with draws that are keyed by the step and the phase."""
     if temperature is None:
         temperature = s.cfg.temperature
     keys = []
@@ -198,13 +198,12 @@ def ask(
 def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
     """Returns the sandbox's verdict on each job. It runs in process 0 alone, because a job close to its time
     limit could end in one way here and in another there, and the processes would go apart."""
-    def run() -> list[tuple]:
-        return list(map(dataclasses.astuple, s.sandbox.run(jobs)))      # what JSON can carry
-
     if not jobs:
         return []
+    # as tuples, which JSON can carry
+    told = s.ranks.broadcast(lambda: list(map(dataclasses.astuple, s.sandbox.run(jobs))))
     verdicts = []
-    for end, outputs, errors, cpu_s in s.ranks.broadcast(run):
+    for end, outputs, errors, cpu_s in told:
         verdicts.append(Verdict(end, tuple(outputs), tuple(errors), cpu_s))
     return verdicts
 
@@ -478,9 +477,9 @@ def number_from(function: Callable, *arguments: object) -> float:
     later, or never."""
     number = function(*arguments)
     is_number = isinstance(number, (int, float)) and math.isfinite(number)
-    code = function.__code__
-    assert is_number, (f"{function.__qualname__} ({code.co_filename}, line {code.co_firstlineno}) returned "
-                       f"{number!r}: it has to return a finite int or float")
+    assert is_number, (f"{function.__qualname__} ({function.__code__.co_filename}, line "
+                       f"{function.__code__.co_firstlineno}) returned {number!r}: it has to return a finite "
+                       "int or float")
     return number
 
 
@@ -489,7 +488,6 @@ def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> 
     rewards.INVALID (AZR, eq. 4 and 6)."""
     tried = []
     for p in proposed:
-        p.reward = 0.0
         if p.unjudged:
             continue                    # neither paid nor blamed
         if p.reason:
@@ -522,7 +520,7 @@ def student_rows(s: Setup, solved: Solved, attempts: Attempts | None) -> RoleRow
     rows = RoleRows("student", attempts.rollout, [], [], [])
     for number, ((p, _), verdicts) in enumerate(zip(solved, attempts.verdicts, strict=True)):
         for verdict in verdicts:
-            reward = pay.get(verdict, pay["wrong"])
+            reward = pay.get(verdict, pay["wrong"])         # a violation of the sandbox's rules is wrong
             rows.reward.append(None if verdict == UNJUDGED else reward)
             rows.group.append(number)
             rows.kind.append(p.kind)

@@ -65,7 +65,7 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
     `stopped` or an alarm of --halt-on began; the state is saved by then."""
     cfg, ranks = setup.cfg, setup.ranks
     desc = "update" if setup.shows_bars else ""     # title of a progress bar
-    history = [row for row in run.rows("metrics.jsonl") if row["step"] < state.step]
+    history = run.rows("metrics.jsonl")
     first = state.step
     while state.step < cfg.steps:
         step, clock = state.step, Stopwatch()
@@ -93,9 +93,9 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
         batch = selfplay.training_batch(setup, written)
         adv = rl.advantages(batch, cfg)
         state.adam.lr.copy_(torch.tensor(evolve.learning_rates(cfg, state.members, step)))
-        anchor = cfg.kl_coef * cfg.kl_every * ((step + 1) % cfg.kl_every == 0)
-        flags = replace(cfg, kl_coef=anchor)            # seldom, because it costs a pass through the base
-        update = rl.update(setup.base, setup.adapters, batch, adv, state.adam, flags, ranks, desc)
+        kl_coef = cfg.kl_coef * cfg.kl_every * ((step + 1) % cfg.kl_every == 0)
+        now = replace(cfg, kl_coef=kl_coef)             # seldom a KL: it costs a pass through the base
+        update = rl.update(setup.base, setup.adapters, batch, adv, state.adam, now, ranks, desc)
         clock.lap("update")
         matches = rate_matches(pairs, proposed, step)
         remember(state, proposed, cfg.n_heldout)
@@ -118,8 +118,8 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
         begun = {name: told for name, told in row["alarms"].items() if name not in before}
         history.append(row)
         tasks = task_rows(proposed, step)
-        run.append(metrics=[row], tasks=tasks, matches=matches, genealogy=births)
         if run.writes:
+            run.append(metrics=[row], tasks=tasks, matches=matches, genealogy=births)
             measure.tell(row, tasks, cfg.show, begun)
             if first + 3 == state.step < cfg.steps:
                 print(measure.ends_about(history[-3:], cfg.steps - state.step), flush=True)
@@ -197,13 +197,14 @@ def evolve_population(setup: Setup, state: State, step: int) -> list[dict]:
         return []
     rows = []
     for number, role in enumerate(ROLES):
-        is_frozen = cfg.lr_teacher == 0 and cfg.lr > 0          # with --lr 0, too, only births change anybody
+        is_frozen = cfg.lr_teacher == 0 and cfg.lr > 0          # --lr 0 for all: only births change members
         if role == "teacher" and (is_frozen or cfg.tasks):      # with --tasks no teacher writes
             continue
         key = (cfg.seed, step, selfplay.EVOLVE, number)
         births = evolve.plan_births(
             members_of(state.members, role), lambda m: RATINGS.fitness(m.rating), cfg.replace_frac, cfg.grace,
             step, cfg.evolve, selfplay.make_rng(*key))
+        # (*key, i) draws for the operator; with 1 behind it the child's rate, with 2 the trial's tasks
         for i, birth in enumerate(births):
             slot = birth.victim.slot
             tried = partial(measure.trial, setup, state, slot, (*key, i, 2))
@@ -262,10 +263,7 @@ def entry() -> int:
     first."""
     flags = parse_args(__doc__)
     if "resume" in flags:
-        kept = RunDir(flags["resume"], writes=False).config()
-        for name in ("name", "out", "resume", "plan"):
-            del kept[name]
-        flags = kept | flags
+        flags = RunDir(flags["resume"], writes=False).config() | flags
     cfg = config_of(flags)
     if cfg.plan:
         *_, table, fits = plan(cfg, Ranks.join(cfg.device))

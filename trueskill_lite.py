@@ -1,7 +1,7 @@
 """Rates two players in closed form: who would win, and what a result changes.
 
->>> env = TrueSkill()
->>> a, b = env.rate(env.new(), env.new())            # a wins: (29.396, 7.171) and (20.604, 7.171)
+>>> system = TrueSkill()
+>>> a, b = system.rate(system.new(), system.new())      # a wins: (29.396, 7.171) and (20.604, 7.171)
 
 This is TrueSkill (Herbrich, Minka & Graepel 2006) for two players, where message passing becomes formulas.
 """
@@ -95,14 +95,14 @@ class TrueSkill:
         return r.mu - 3.0 * r.sigma
 
 
-def child_rating(env: TrueSkill, parents: list[Rating], widen: float = 0.25) -> Rating:
+def child_rating(system: TrueSkill, parents: list[Rating]) -> Rating:
     """Returns the rating that a newborn inherits: mu is its parents' mean, and the variance is their mean
-    plus (widen * sigma of a new player)^2, but at most a new player's. With a new player's own rating the
+    plus (a quarter of a new player's sigma)^2, but at most a new player's. With a new player's own rating the
     child would have fitness 0, and be the next to be replaced."""
     n = len(parents)
-    most = env.new().sigma
+    most = system.new().sigma
     mu = sum(r.mu for r in parents) / n
     var = sum(r.sigma ** 2 for r in parents) / n
-    var += (widen * most) ** 2
+    var += (most / 4) ** 2
     sigma = min(math.sqrt(var), most)
     return Rating(mu, sigma)
