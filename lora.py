@@ -126,8 +126,7 @@ class Adapters:
     def route(self, member: Tensor, dtype: torch.dtype) -> "Route | None":
         """Returns what a Model takes as `lora` for rows of members (B,) int64, -1 = bare base; None if all
         rows are the base's."""
-        in_range = member.min() >= -1 and member.max() < self.n_members
-        assert in_range, f"member index outside -1..{self.n_members - 1}"
+        assert -1 <= member.min() and member.max() < self.n_members, f"not in -1..{self.n_members - 1}"
         return AdapterWeights(self, member, dtype).route(member)
 
 

@@ -155,6 +155,16 @@ class RunDir:
         part.write_text(json.dumps(data, indent=1) + "\n")
         part.replace(self.path / name)
 
+    def note(self, made: dict) -> None:
+        """Writes into made.json what the results here depend on. Raises UserError if a value is not that of
+        earlier results."""
+        before = self.read_json("made.json") if (self.path / "made.json").exists() else {}
+        changed = [name for name in made if before.get(name, made[name]) != made[name]]
+        if changed:
+            raise UserError(f"{self.path} holds what was made otherwise ({', '.join(changed)}): give another "
+                            "--out")
+        self.write_json("made.json", before | made)
+
     def append(self, **logs: list[dict]) -> None:
         """Appends rows to the logs of these names as JSON lines. What is not finite becomes null, JSON's only
         word for it."""

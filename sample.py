@@ -120,7 +120,8 @@ def main() -> None:
     loaded, slots = load(argparse.Namespace(**asked))
     members = []
     for name, slot in slots.items():
-        role = "teacher" if re.search(r"(^|/)T\d+$", name) else "student"
+        writes = re.search(r"(^|/)T\d+$", name) and not args.program
+        role = "teacher" if writes else "student"
         if slot >= 0 or BASE in args.members:
             members.append(Member(name, role, slot, RATINGS.new()))
     cfg = Config(                                               # of a run that samples so much

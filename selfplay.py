@@ -170,9 +170,7 @@ def write(
     ids = [rendered.ids for rendered in asked]
     rollout = generate(base, s.adapters, Prompts(ids, slots, keys), sampling, s.ranks)
     texts = decode_answers(rollout.answers(base.eos_ids), base.tokenizer)
-    for row, text in enumerate(texts):
-        texts[row] = asked[row // n].opening + text
-    return rollout, texts
+    return rollout, [asked[row // n].opening + text for row, text in enumerate(texts)]
 
 
 def ask(
@@ -451,10 +449,9 @@ def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Ou
     unique_at_64 = archive.unique_at_64()           # slow, and the same for all proposals
     found = []
     for p in valid:
-        by_student = {name: solve_rate(verdicts) for name, verdicts in p.attempts.items()}
         found.append(Outcome(
             solve_rate=p.solve_rate or 0.0,
-            solve_rates=by_student,
+            solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
             n_attempts=len(p.verdicts) - p.verdicts.count(UNJUDGED),
             base_rate=p.base_rate,
             kind=p.kind,

@@ -60,7 +60,7 @@ HALTED, INTERRUPTED = 3, 130        # exit codes
 
 # --- the loop -----------------------------------------------------------------------------------------------
 
-def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: Enough = None) -> None:
+def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: Enough) -> None:
     """Takes steps up to --steps or until enough(row). Raises Stopped after the step in which a signal filled
     `stopped` or an alarm of --halt-on began; the state is saved by then."""
     cfg, ranks = setup.cfg, setup.ranks

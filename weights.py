@@ -337,15 +337,15 @@ def load_peft(adapters: Adapters, p: int, directory: str | Path, base_hash: str 
 # --- the command --------------------------------------------------------------------------------------------
 
 @torch.inference_mode()
-def compare(base: Base, n_new: int = 64) -> tuple[float, int]:
-    """Compares a base with transformers in float32, on a prompt and n_new greedy tokens behind it. Returns
+def compare(base: Base) -> tuple[float, int]:
+    """Compares a base with transformers in float32, on a prompt and 64 greedy tokens behind it. Returns
     the largest difference of a logit, and how many of the tokens transformers would not have taken."""
     from transformers import AutoModelForCausalLM, logging
     logging.disable_progress_bar()
     reference = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32).eval()
     prompt = base.tokenizer("def fibonacci(n):\n", add_special_tokens=False).input_ids
     endless = replace(base, eos_ids=())         # a base that ends at once would leave nothing to compare
-    ids = generate(endless, None, Prompts([prompt], [-1], [(0,)]), SamplingParams(1, 0.0, n_new)).ids
+    ids = generate(endless, None, Prompts([prompt], [-1], [(0,)]), SamplingParams(1, 0.0, 64)).ids
     ours = base.model.logits(base.model(ids))                   # (1, T, V)
     theirs = reference(ids).logits
     likeliest = theirs[0, len(prompt) - 1:-1].argmax(-1)        # what stands before a token predicts it

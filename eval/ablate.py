@@ -122,6 +122,8 @@ def settled(args: argparse.Namespace, arms: dict[str, dict]) -> Config:
     configs = []
     for flags in arms.values():
         cfg, *_ = resolved(config_of(flags | dict(base=args.base)), Ranks.join(args.device))
+        if cfg.prompt_format != "micro" and not args.heldout:
+            there.discard("math")
         if not there.issuperset(cfg.task_types):
             raise UserError(f"there are held-out tasks of {', '.join(there)} alone: give --heldout FILE")
         configs.append(cfg)
@@ -168,7 +170,7 @@ def write_heldout(args: argparse.Namespace, kinds: tuple[str, ...]) -> None:
     a run."""
     lines = ""
     for kind in kinds:
-        for _, task in heldout.draw(kind, "validation", args.limit)[: args.limit]:
+        for _, task in heldout.draw(kind, "validation", min(heldout.PER_SIZE, args.limit))[: args.limit]:
             row = dict(kind=kind, program=task.program, inputs=task.inputs, message=task.message)
             lines += json.dumps(row) + "\n"
     (args.out / "heldout.jsonl").write_text(lines)
@@ -238,9 +240,8 @@ def examine(args: argparse.Namespace, run: Run) -> dict[str, float]:
     )
 
 
-def run_all(args: argparse.Namespace, runs: list[Run]) -> None:
+def run_all(args: argparse.Namespace, out: RunDir, runs: list[Run]) -> None:
     """Trains and examines runs, and adds each to results.jsonl."""
-    out = RunDir(args.out)
     began = time.time()
     for number, run in enumerate(runs, 1):
         due = None
@@ -379,11 +380,12 @@ def main(argv: list[str] | None = None) -> None:
     runs = [run for run in plan(args, arms) if run.name not in done]
     if args.plan:
         return show_plan(args, runs)
-    args.out.mkdir(parents=True, exist_ok=True)
+    out = RunDir(args.out)
+    out.note(arms | dict(base=args.base, steps=args.steps, limit=args.limit, heldout=args.heldout))
     if not args.heldout:
         write_heldout(args, full.task_types)
-    run_all(args, runs)
-    rows = [row for row in RunDir(args.out, writes=False).rows(RESULTS) if row["arm"] in arms]
+    run_all(args, out, runs)
+    rows = [row for row in out.rows(RESULTS) if row["arm"] in arms]
     lines = contrasts(rows, args.measure, args.reference)
     told = f"{table(means(rows))}\n\n{args.measure}\n{table(lines)}"
     (args.out / "table.txt").write_text(told)

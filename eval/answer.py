@@ -7,6 +7,7 @@ Differences to the base have bootstrap intervals, paired by question.
 import argparse
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from zlib import crc32
 import numpy as np
 from tqdm import tqdm
 
-from common import UserError, json_object, parser_of, wilson
+from common import UserError, json_object, parser_of, readable, wilson
 from config import Config
 from eval.stats import bootstrap
 from lora import Adapters
@@ -83,7 +84,7 @@ def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:
     name = args.base
     if paths:
         config, _, factors = read_peft(paths[0])
-        name = name or config["base_model_name_or_path"]
+        name = name or config.get("base_model_name_or_path")
     if not name:
         raise UserError("give --base (a directory or hub id), --run or --adapters")
     prompt_format = args.prompt_format or "auto"
@@ -105,13 +106,12 @@ def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:
     base_hash = files_hash(base.path)
     adapters = None
     if paths:
-        layers = set(factors)
         adapters = Adapters.on(
-            base.model, len(paths), config["r"], config["lora_alpha"], layers, ranks.device
+            base.model, len(paths), config["r"], config["lora_alpha"], set(factors), ranks.device
         )
     names = [path.name for path in paths]
-    if len(set(names)) < len(names):
-        names = ["/".join(path.resolve().parts[-3:]) for path in paths]
+    if len({*names, BASE}) <= len(names):
+        names = list(map(str, paths))
     slots = {}
     for slot, path in enumerate(paths):
         load_peft(adapters, slot, path, base_hash)
@@ -148,7 +148,7 @@ def published_rows(data: str, bench: str) -> Iterator[dict]:
     for file in PUBLISHED[bench]:
         path = located(data, file)
         opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8") as f:
+        with readable(f"{path} is damaged: fetch it again"), opened(path, "rt", encoding="utf-8") as f:
             yield from map(json_object, f)
 
 
@@ -182,13 +182,13 @@ def open_results(
         made[member] = 0
         for _, B in setup.adapters.factors(slot).values() if slot >= 0 else ():
             made[member] = crc32(B.cpu().numpy(), made[member])
-    file = out.path / "made.json"
-    before = json_object(file.read_text()) if file.exists() else {}
-    changed = [key for key in made if before.get(key, made[key]) != made[key]]
-    if changed:
-        raise UserError(f"{out.path} holds answers made otherwise ({', '.join(changed)}): give another --out")
-    out.write_json(file.name, before | made)
+    out.note(made)
     return out
+
+
+def question_of(row: dict) -> tuple[str, str, str]:
+    """Returns which question to whom a row of answers.jsonl answers."""
+    return row["bench"], row["id"], row["member"]
 
 
 def answer_all(
@@ -203,9 +203,12 @@ def answer_all(
     the sandbox failed (such a row is not written) or plain values cannot judge. judge takes a list of
     (item, text) and returns a dict for each: its "verdict", and what else answers.jsonl is to hold."""
     rows = out.rows("answers.jsonl")
+    n_answers = Counter(map(question_of, rows))
+    # a question counts as asked if all its answers are there
+    rows = [row for row in rows if n_answers[question_of(row)] == args.samples]
     whole = "".join(json.dumps(row) + "\n" for row in rows)
     (out.path / "answers.jsonl").write_text(whole)      # without half a last line
-    done = {(row["bench"], row["id"], row["member"]) for row in rows}
+    done = set(map(question_of, rows))
     base, new = setup.base, setup.cfg.max_new_tokens
     context = base.model.cfg.max_position_embeddings
     asked = {}                          # closing text, which all questions of a call share -> questions
@@ -319,9 +322,7 @@ def table(lines: list[dict]) -> str:
         names |= line
     columns = []
     for name in names:
-        texts = [name]
-        for line in lines:
-            texts.append(cell(line.get(name, "")))
+        texts = [name, *(cell(line.get(name, "")) for line in lines)]
         width = max(map(len, texts))
         columns.append([text.ljust(width) for text in texts])
     return "\n".join(map(str.rstrip, map("  ".join, zip(*columns))))
@@ -337,10 +338,7 @@ def conclude(out: RunDir, rows: list[dict]) -> None:
         UNJUDGED: "the sandbox failed, the same command asks again"
     }
     for verdict, reason in reasons.items():
-        ids = set()
-        for row in rows:
-            if row["verdict"] == verdict:
-                ids.add(row["id"])
+        ids = {row["id"] for row in rows if row["verdict"] == verdict}
         if ids:
             print(f"{len(ids)} questions count for nobody ({verdict}: {reason}): {', '.join(sorted(ids))}")
     print(f"every answer with its verdict: {out.path / 'answers.jsonl'}")

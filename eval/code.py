@@ -35,7 +35,7 @@ from eval.answer import (
     parser,
     published_rows,
 )
-from sandbox.parsing import parse
+from sandbox.parsing import parse, unparse
 from sandbox.profiles import PROFILES
 from sandbox.values import decode
 from tasks.base import FAILED, UNJUDGED
@@ -213,6 +213,7 @@ def program_of(text: str, problem: Problem) -> str:
     """Returns the program in an answer, "" where there is none. For LiveCodeBench it is the last block of
     Python. Else it is the first block with the function, up to where it stops being Python, without what
     the top level does to show the function at work."""
+    text = text.rpartition("<answer>")[2].removesuffix("</answer>").strip()
     blocks = [body for tag, body in read_blocks(text) if tag in ("python", "")]
     if problem.bench == "livecodebench":
         return (blocks or [text])[-1]
@@ -224,13 +225,11 @@ def program_of(text: str, problem: Problem) -> str:
     while lines:
         try:
             tree = parse("\n".join(lines), MAX_CHARS)
+            return unparse(ast.Module([node for node in tree.body if isinstance(node, KEPT)], []))
         except Refused as refused:
             # the line that is no Python, if the parser says so
             at = getattr(refused.__context__, "lineno", None) or len(lines) // 2 + 1
             del lines[min(at, len(lines)) - 1 :]
-            continue
-        kept = [node for node in tree.body if isinstance(node, KEPT)]
-        return ast.unparse(ast.Module(kept, []))
     return ""
 
 

@@ -8,7 +8,6 @@ A generation is a checkpoint. Its teachers propose tasks anew, as in training, a
 of the run is refused, so no student was trained on any. A column is read downwards: where a later generation
 of students solves less than an earlier one, something was forgotten.
 """
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -60,11 +59,11 @@ def main(argv: list[str] | None = None) -> None:
     args = p.parse_args(argv)
     run = RunDir(args.run, writes=False)
     steps = run.steps()
-    if len(steps) < 2:
-        raise UserError(f"--run {args.run}: give a run with two checkpoints at least, trained with --keep "
-                        "1000")
+    if len(steps) < 2 or run.config()["tasks"]:
+        raise UserError(f"--run {args.run}: give a run whose teachers wrote, with two checkpoints at least, "
+                        "trained with --keep 1000")
     ranks = Ranks.join(args.device)
-    cfg, base = prepare(replace(config_of(run.config()), tasks=""), ranks)
+    cfg, base = prepare(config_of(run.config()), ranks)
     with open_sandbox(cfg.prompt_format) as sandbox:
         setup = populate(cfg, base, ranks, sandbox)
         known = restore(run, setup, steps[-1]).archive.keys
@@ -73,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
             tasks = new_tasks(setup, restore(run, setup, step), known, args.tasks)
             for number, task in enumerate(tasks):
                 items.append(item_of(setup, str(step), str(number), task))
-        out = open_results(args, "crossplay", setup, {}, tasks=args.tasks)
+        out = open_results(args, "crossplay", setup, {}, tasks=[item.gold.key for item in items])
         judged = partial(judge, setup)
         rows = answer_all(args, out, setup, {BASE: -1}, items, judged)
         for step in steps:

@@ -14,9 +14,10 @@ import functools
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import selfplay
-from common import UserError, leave
+from common import UserError, leave, readable
 from eval.answer import Item, answer_all, conclude, load, open_results, parser
 from micro.evaluate import ROWS, SEEN, SIZES, draw_tasks
 from selfplay import Setup
@@ -40,7 +41,7 @@ def draw(family: str, split: str, per_size: int) -> list[tuple[str, Task]]:
             continue
         column = {}                     # text -> (id, task): no program comes twice
         for number in itertools.count():
-            if len(column) == per_size:
+            if len(column) >= per_size:
                 break
             (task,) = draw_tasks(row, size, 1, f"{SEED}/{number}")
             text = task.message or task.program
@@ -54,7 +55,9 @@ def of_file(setup: Setup, split: str, file: str) -> dict[str, list[tuple[str, Ta
     """Returns bench -> (id, task) of a split of CRUXEval's file or of any file of tasks. Raises UserError
     for an empty split."""
     found = {}
-    rows = cruxeval.rows_of(Path(file).read_text(encoding="utf-8"), split)
+    with readable(f"{file} is no text"):
+        text = Path(file).read_text(encoding="utf-8")
+    rows = cruxeval.rows_of(text, split)
     if rows:
         for bench, kind in cruxeval.KINDS.items():
             found[bench] = list(cruxeval.tasks_of(rows, kind, "exact", setup.sandbox.run).items())
@@ -116,9 +119,8 @@ def main(argv: list[str] | None = None) -> None:
     with open_sandbox(setup.base.prompt_format) as sandbox:
         setup = replace(setup, sandbox=sandbox)
         items = items_of(setup, args)
-        out = open_results(
-            args, f"heldout-{args.split}", setup, slots, split=args.split, tasks=args.tasks
-        )
+        tasks = args.tasks and crc32(Path(args.tasks).read_bytes())
+        out = open_results(args, f"heldout-{args.split}", setup, slots, split=args.split, tasks=tasks)
         conclude(out, answer_all(args, out, setup, slots, items, functools.partial(judge, setup)))
 
 

@@ -17,7 +17,7 @@ import tarfile
 from importlib.util import find_spec
 from itertools import islice
 
-from common import UserError, leave
+from common import UserError, leave, readable
 from eval.answer import (
     Item,
     answer_all,
@@ -61,7 +61,8 @@ def choice(subject: str, row: list[str]) -> tuple[str, str]:
 def mmlu(data: str, prefix: str) -> list[Item]:
     """Returns the questions of MMLU's test split, the subjects mixed, from the authors' archive."""
     asked = {}                          # split, subject -> what is asked, with the letter
-    with tarfile.open(located(data, "mmlu.tar")) as tar:
+    path = located(data, "mmlu.tar")
+    with readable(f"{path} is damaged: fetch it again"), tarfile.open(path) as tar:
         for member in tar:
             match = QUESTION.fullmatch(member.name)
             if match:

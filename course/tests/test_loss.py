@@ -198,7 +198,7 @@ def test_the_loop_has_the_same_gradient(work: ModuleType):
     kind = torch.zeros_like(member)
     batch = rl.Batch(rollout, reward, member, role, kind)
     advantage = torch.randn(8, generator=gen)
-    rl.accumulate(base, adapters, batch, advantage)
+    rl.accumulate(base, adapters, batch, advantage, replace(rl.DEFAULT, kl_coef=0.0))
     theirs = [factor.grad for factor in parameters]
     # Yours.
     route = adapters.route(member, torch.float32)

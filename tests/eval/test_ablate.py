@@ -127,6 +127,8 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
     logs = [(out / name).read_text() for name in ("full-s0/metrics.jsonl", "single-long-s0/metrics.jsonl")]
     ablate.main([*flags, "--measure", "area", *words])
     assert "1 of" not in capsys.readouterr().out and "area" in (out / "table.txt").read_text()
+    with pytest.raises(UserError, match=r"made otherwise \(full, single-long\)"):
+        ablate.main([*flags, *words, "--lr", "1e-3"])
     (out / "results.jsonl").write_text(json.dumps(full) + "\n")
     ablate.main([*flags, *words])
     assert rows_of(out, "results") == [full, single] and "1 of 1: single-long-s0" in capsys.readouterr().out

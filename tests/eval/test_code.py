@@ -36,7 +36,8 @@ ADD = Problem("humaneval+", "x", "", "f")
 @pytest.mark.parametrize("text", [
     f"{code.BEGIN}{SOLUTION}\n", f"Sure! Here:\n\n```\n{SOLUTION}\n```\nIt adds one: f(1) = 2.",
     f"{SOLUTION}\n\nThis works because of arithmetic (it does", f"{SOLUTION}\n\nif __name__ == '__main__':\n    print(f(2))",
-    f"```python\nx = [\n```\nOops. Again:\n```python\n{SOLUTION}\nassert f(1) == 2\nprint(f(1))\n```"])
+    f"```python\nx = [\n```\nOops. Again:\n```python\n{SOLUTION}\nassert f(1) == 2\nprint(f(1))\n```",
+    f"So. <answer> ```python\n{SOLUTION}\n``` </answer>", f"<answer> {SOLUTION} </answer>"])
 def test_the_program_is_cut_out(text):
     assert program_of(text, ADD).replace("\n", "") == SOLUTION.replace("\n", "")
 
@@ -45,7 +46,7 @@ def test_whole_programs_are_the_last_block_and_nothing_hostile_raises():
     live = Problem("livecodebench", "x", "", None)
     assert program_of("First:\n```python\nprint(1)\n```\nBetter:\n```python\nprint(2)\n```\n", live) == "print(2)"
     assert program_of("print(3)", live) == "print(3)"
-    for text in ("", "No idea.", "(" * 9999, "```python\n" * 2000, "\ud800def f(x): return 1", "if x:\n" * 99, "'''" * 4000, "\0"):
+    for text in ("", "No idea.", "(" * 9999, "```python\n" * 2000, "\ud800def f(x): return 1", "if x:\n" * 99, "'''" * 4000, "\0", "x = 0x" + "F" * 5000):
         assert "def f" not in program_of(text, ADD), text[:20]
 
 
