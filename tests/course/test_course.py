@@ -65,8 +65,8 @@ def test_a_person_plays(tmp_path, micro_base, monkeypatch, capsys):
         return capsys.readouterr().out
 
     shown = play_by(["[[]]", ""], teach=False)
-    assert "T0 asks:" in shown and "wrong: " in shown and attempts(shown).total() == 4, shown
-    assert shown.index("wrong: ") < shown.index("\n    S0 ") < shown.index("ratings: you ")
+    assert "T0 asks:" in shown and "\nwrong\n" in shown and attempts(shown).total() == 4, shown
+    assert shown.index("\nwrong\n") < shown.index("\n    S0 ") < shown.index("ratings: you ")
     shown = play_by(["nonsense", "", "1", "def f(x):", " x=x+[3]", " x=len(x)", " return x", "", "[1,2]", ""], teach=True)
     assert "no task (" in shown and attempts(shown).total() == 4
     assert "[1,2] -> 3\n" in shown, "the right value"
