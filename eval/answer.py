@@ -203,14 +203,13 @@ def answer_all(
     the sandbox failed (such a row is not written) or plain values cannot judge. judge takes a list of
     (item, text) and returns a dict for each: its "verdict", and what else answers.jsonl is to hold."""
     rows = out.rows("answers.jsonl")
-    n_answers = Counter(map(question_of, rows))
-    # a question counts as asked if all its answers are there
+    n_answers = Counter(map(question_of, rows))         # a question counts as asked if all are there
     rows = [row for row in rows if n_answers[question_of(row)] == args.samples]
-    whole = "".join(json.dumps(row) + "\n" for row in rows)
-    (out.path / "answers.jsonl").write_text(whole)      # without half a last line
-    done = set(map(question_of, rows))
+    (out.path / "answers.jsonl").unlink(missing_ok=True)        # it may end in half a line
+    out.append(answers=rows)
     base, new = setup.base, setup.cfg.max_new_tokens
     context = base.model.cfg.max_position_embeddings
+    wanted = set()                      # questions of this call
     asked = {}                          # closing text, which all questions of a call share -> questions
     for item in items:
         rendered = render(item.prompt, base.prompt_format, base.tokenizer)
@@ -219,7 +218,9 @@ def answer_all(
             raise UserError(f"{item.bench} {item.id} has {length} tokens, which with --max-new-tokens {new} "
                             f"exceed the base's context of {context}")
         for member in slots:
-            if (item.bench, item.id, member) not in done:
+            question = item.bench, item.id, member
+            wanted.add(question)
+            if n_answers[question] != args.samples:
                 asked.setdefault(rendered.closing, []).append((length, item, member))
     size = max(1, CALL_BATCHES * setup.cfg.rollout_batch // args.samples)
     n_questions = sum(map(len, asked.values()))
@@ -231,8 +232,7 @@ def answer_all(
                 out.append(answers=[row for row in own if row["verdict"] != UNJUDGED])
                 rows += own
                 bar.update(len(own))
-    wanted = {(item.bench, item.id) for item in items}
-    return [row for row in rows if (row["bench"], row["id"]) in wanted and row["member"] in slots]
+    return [row for row in rows if question_of(row) in wanted]
 
 
 def answer_part(
