@@ -27,14 +27,14 @@ from verifier import open_sandbox
 
 SEED = 2605                         # of the draws
 PER_SIZE = 60                       # tasks of one family and size
-FAMILIES = tuple(ROWS.values())
+FAMILIES = dict(zip(ROWS.values(), ROWS))       # task type -> its row of micro.evaluate
 
 
 @functools.cache
 def draw(family: str, split: str, per_size: int) -> list[tuple[str, Task]]:
     """Returns (size/number, task) of a family in one split, the sizes in turn. Sizes whose programs the
     base may know are left out."""
-    (row,) = [row for row, name in ROWS.items() if name == family]
+    row = FAMILIES[family]
     columns = []
     for size in SIZES[row]:
         if size <= SEEN.get(family, 1):
