@@ -1,4 +1,4 @@
-"""What members write, on the terminal.
+"""Shows on the terminal what members write.
 
     python sample.py out/micro-1                      # all members of the best checkpoint
     python sample.py out/micro-1/step_19/T0           # a teacher's proposals, with what the verifier says
@@ -11,11 +11,10 @@ The phases of a run do the work: prompts, parsers and verdicts are those of trai
 import argparse
 import dataclasses
 import re
-from pathlib import Path
 
 import selfplay
 from common import UserError, leave, parser_of, visible
-from config import Config, resolve_config
+from config import resolve_config
 from eval.answer import BASE, load
 from evolve import Member, members_of
 from measure import format_task
@@ -48,6 +47,7 @@ def parse_args() -> argparse.Namespace:
     add("--max-new-tokens", type=int, help="of an answer; default: as in training")
     add("--seed", type=int, default=0)
     add("--device", default="auto", help="auto, cpu or cuda")
+    parser.set_defaults(run="", rollout_batch=None, dtype="auto")        # what load wants to know, too
     args = parser.parse_args()
     if args.input and not args.program:
         raise UserError("--input is that of a program: give --program, too")
@@ -110,29 +110,23 @@ def show_answers(setup: Setup, text: str, members: list[Member]) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     args = parse_args()
-    paths = [name for name in args.members if name != BASE]
-    run = ""
-    if paths and Path(paths[0], "config.json").exists():        # a run knows its prompt format
-        run = paths.pop(0)
-    asked = vars(args) | dict(run=run, adapters=paths, rollout_batch=None, dtype="auto")
-    loaded, slots = load(argparse.Namespace(**asked))
+    args.adapters = [name for name in args.members if name != BASE]
+    loaded, slots = load(args)
     members = []
     for name, slot in slots.items():
         writes = re.search(r"(^|/)T\d+$", name) and not args.program
         role = "teacher" if writes else "student"
         if slot >= 0 or BASE in args.members:
             members.append(Member(name, role, slot, RATINGS.new()))
-    cfg = Config(                                               # of a run that samples so much
+    cfg = dataclasses.replace(                                  # of a run that samples so much
+        loaded.cfg,
         task_types=tuple(args.task_types.split(",")),
         n_prompts=args.n,
         proposals_per_prompt=1,
         samples_per_task=args.samples,
-        temperature=args.temperature,
-        max_new_tokens=args.max_new_tokens,
-        dedupe="off",
-        seed=args.seed)
+        temperature=args.temperature)
     prompt_format = loaded.base.prompt_format
     cfg = resolve_config(cfg, prompt_format)
     with open_sandbox(prompt_format) as sandbox:

@@ -79,22 +79,22 @@ def load(args: argparse.Namespace) -> tuple[Setup, dict[str, int]]:
     """Returns the base with the members of --run and --adapters on it, and each one's slot by name. The
     bare base is the last name, with slot -1."""
     paths = []
+    prompt_format = args.prompt_format
     for given in filter(None, [args.run, *args.adapters]):
         paths += peft_directories(given)
+        flags = Path(given, "config.json")                      # of a run
+        if not prompt_format and flags.exists():
+            prompt_format = json_object(flags.read_text()).get("prompt_format")
     name = args.base
     if paths:
         config, _, factors = read_peft(paths[0])
         name = name or config.get("base_model_name_or_path")
     if not name:
         raise UserError("give --base (a directory or hub id), --run or --adapters")
-    prompt_format = args.prompt_format or "auto"
-    started = Path(args.run, "config.json")
-    if args.run and not args.prompt_format and started.exists():
-        prompt_format = json_object(started.read_text())["prompt_format"]
     ranks = Ranks.join(args.device)
     cfg = Config(
         base=name,
-        prompt_format=prompt_format,
+        prompt_format=prompt_format or "auto",
         seed=args.seed,
         max_new_tokens=args.max_new_tokens,
         rollout_batch=args.rollout_batch,
