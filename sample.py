@@ -81,21 +81,20 @@ def show_tasks(setup: Setup, args: argparse.Namespace, members: list[Member]) ->
     task_types = setup.cfg.task_types
     students = members_of(members, "student")
     given = given_tasks(args, task_types) if students else []
-    archive = archive_of(selfplay.make_tasks(setup, seeds(task_types), "seed"))
     # A phase wants pairs, and a step to key its draws by: a teacher meets itself, and the seed is the step.
     pairs = [(teacher, teacher) for teacher in members_of(members, "teacher")]
     proposed = []
     if pairs:
+        archive = archive_of(selfplay.make_tasks(setup, seeds(task_types), "seed"))
         _, proposed = selfplay.propose(setup, archive, pairs, args.seed)
         selfplay.verify_proposals(setup, archive, proposed, args.seed)
     # The students' tasks are nobody's proposals.
     dealer = Member("task", "teacher", -1, RATINGS.new())
     dealt = []
-    for i, task in enumerate(selfplay.make_tasks(setup, given, "--program")):
-        task = dataclasses.replace(task, id=i, teacher="task", step=args.seed)
-        dealt.append(ProposalRecord(dealer, task.kind, i, [], task=task))
-    if dealt:
-        selfplay.solve(setup, [(dealer, student) for student in students], dealt, args.seed)
+    for task in selfplay.make_tasks(setup, given, "--program"):
+        task = dataclasses.replace(task, teacher="task", step=args.seed)
+        dealt.append(ProposalRecord(dealer, task.kind, 0, [], task=task))
+    selfplay.solve(setup, [(dealer, student) for student in students], dealt, args.seed)
     for row in task_rows(proposed + dealt, args.seed):
         print(format_task(row | dict(reward=None)))
 
