@@ -211,7 +211,7 @@ def area(rows: list[dict], due: float) -> float:
             x.append(before / due)
             y.append(accuracy)
     grid = np.unique(np.minimum([*x, 1.0], 1.0))
-    return float(np.trapezoid(np.interp(grid, x, y), grid))
+    return np.trapezoid(np.interp(grid, x, y), grid)
 
 
 def examine(args: argparse.Namespace, run: Run) -> dict[str, float]:
@@ -304,7 +304,7 @@ def contrasts(rows: list[dict], measure: str, reference: str) -> list[dict]:
                     measure=measure,
                     contrast=f"{reference} - {arm}",
                     seeds=len(seeds),
-                    difference=float(x.mean()),
+                    difference=x.mean(),
                     interval=interval_of_runs(x) or "",
                     p=sign_flip(x)
                 )

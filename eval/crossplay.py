@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> None:
             rates.setdefault(name.partition("/")[0], []).append(right.mean())
         for row, own in rates.items():
             line = lines.setdefault(row, dict(students=row))
-            line[f"T@{column}"] = float(np.mean(own))
+            line[f"T@{column}"] = np.mean(own)
     print(table(list(lines.values())))
 
 

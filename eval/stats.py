@@ -11,21 +11,8 @@ import numpy as np
 
 FEWEST_RUNS = 5                     # seeds below which there is no interval
 # The .975 quantile of Student's t with 4, 5, 6, ... degrees of freedom.
-T = (
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120
-)
+T = (2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+     2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
 
 
 def bootstrap(values: np.ndarray) -> np.ndarray:
@@ -43,7 +30,7 @@ def interval_of_runs(differences: np.ndarray) -> tuple[float, float] | None:
     t = T[min(S - FEWEST_RUNS, len(T) - 1)]
     half = t * np.std(differences, ddof=1) / math.sqrt(S)
     middle = np.mean(differences)
-    return float(middle - half), float(middle + half)
+    return middle - half, middle + half
 
 
 def sign_flip(differences: np.ndarray) -> float:
@@ -57,7 +44,7 @@ def sign_flip(differences: np.ndarray) -> float:
         patterns = np.array(list(itertools.product((1, -1), repeat=S)))     # the first one is all 1
     sums = np.abs(patterns @ differences)
     least = sums[0] * (1 - 1e-12)               # a sum that is equal but for rounding counts
-    return float(np.mean(sums >= least))
+    return np.mean(sums >= least)
 
 
 def holm(p: list[float]) -> list[float]:
