@@ -244,9 +244,9 @@ def run_all(args: argparse.Namespace, out: RunDir, runs: list[Run]) -> None:
     """Trains and examines runs, and adds each to results.jsonl."""
     began = time.time()
     for number, run in enumerate(runs, 1):
-        due = None
+        due = None                      # for full, which is not among the results yet
         for row in out.rows(RESULTS):
-            if run.arm != FULL and (row["arm"], row["seed"]) == (FULL, run.seed):
+            if (row["arm"], row["seed"]) == (FULL, run.seed):
                 due = run.share * row["tokens"]
         with open(args.out / f"{run.name}.log", "a") as log, contextlib.redirect_stdout(log):
             metrics = train_run(args, run, due)
@@ -270,7 +270,6 @@ def run_all(args: argparse.Namespace, out: RunDir, runs: list[Run]) -> None:
             f"{record[args.measure]:.3f}; the last one {ends_about([each], len(runs) - number)}",
             flush=True
         )
-    out.release()
 
 
 # --- results ------------------------------------------------------------------------------------------------
