@@ -273,7 +273,7 @@ def printed_alike(out: str, gold: str) -> bool:
 
 def judge(sandbox: Sandbox, prompt_format: str, asked: list[tuple[Item, str]]) -> list[dict]:
     """Returns a row for each answer: its program, the verdict, and the first reason why not."""
-    gold_of = golds([item.gold for item, _ in asked], sandbox)
+    gold_of = golds(asked, sandbox)
     rows, jobs, outputs = [], [], []
     for item, text in asked:
         problem = item.gold
@@ -283,7 +283,7 @@ def judge(sandbox: Sandbox, prompt_format: str, asked: list[tuple[Item, str]]) -
             inputs, wanted = zip(*live_tests(problem))
             jobs.append(live_job(problem, program, inputs))
         else:
-            wanted = gold_of[problem.id]
+            wanted = gold_of.get(problem.id)
             jobs.append(Job(program, problem.inputs, problem.entry, give_up=True, cpu_s=ANSWER_S))
         outputs.append(wanted)
     for (item, _), row, wanted, verdict in zip(asked, rows, outputs, sandbox.run(jobs)):
@@ -293,16 +293,18 @@ def judge(sandbox: Sandbox, prompt_format: str, asked: list[tuple[Item, str]]) -
     return rows
 
 
-def golds(problems: list[Problem], sandbox: Sandbox) -> dict[str, tuple | None]:
-    """Returns what the published solutions of EvalPlus' problems return, by the problem's id: None where it
-    is not plain, or is judged by a rule of its own."""
-    new = {problem.id: problem for problem in problems if problem.canonical}
-    jobs, found = [], {}
-    for p in new.values():
-        jobs.append(Job(p.canonical, p.inputs, p.entry, give_up=True, cpu_s=CANONICAL_S))
-    for problem, verdict in zip(new.values(), sandbox.run(jobs)):
-        plain = None not in verdict.outputs and problem.entry not in OWN_RULE
-        found[problem.id] = verdict.outputs if plain else None
+def golds(asked: list[tuple[Item, str]], sandbox: Sandbox) -> dict[str, tuple]:
+    """Returns what the published solutions of EvalPlus' problems return, by the problem's id. It leaves out
+    problems that are judged by a rule of their own, and those whose results are not plain."""
+    jobs = {}                       # by the problem's id, which several members answer
+    for item, _ in asked:
+        p = item.gold
+        if p.canonical and p.entry not in OWN_RULE:
+            jobs[p.id] = Job(p.canonical, p.inputs, p.entry, give_up=True, cpu_s=CANONICAL_S)
+    found = {}
+    for id, verdict in zip(jobs, sandbox.run(list(jobs.values()))):
+        if None not in verdict.outputs:
+            found[id] = verdict.outputs
     return found
 
 
