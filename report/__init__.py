@@ -62,8 +62,7 @@ class RunLog:
         self.config = json_object((path / "config.json").read_bytes())
         self.env = json_object((path / "env.json").read_bytes())
         self.metrics = self.rows("metrics")
-        self.last = self.metrics[-1] if self.metrics else {}
-        self.tokens = self.last.get("tokens_generated", 0)
+        self.tokens = self.metrics[-1]["tokens_generated"] if self.metrics else 0
         for reason in self.names("reasons"):
             for row in self.metrics:
                 share = row["reasons"].get(reason, 0) / max(1, row["n"])
@@ -102,7 +101,7 @@ class RunLog:
                     measured[f"{kind} think"] = row["unseen_think"][kind].get(name)
                 members[name].rows.append((row["step"], measured))
         for name, m in members.items():
-            m.died = name not in self.last["members"]
+            m.died = name not in self.metrics[-1]["members"]
         return members
 
     def points(self, *keys: str) -> Points:
