@@ -89,6 +89,9 @@ def test_who_answers(run, tmp_path, micro_base):
     for words, match in ((["--adapters", str(micro_base)], "holds no adapter: give a run"), ([], "give --base")):
         with pytest.raises(UserError, match=match):
             load(parser("math", "", 24).parse_args(words))
+    (run / "config.json").write_text(json.dumps(dict(prompt_format="direct")))
+    for words in (["--run", str(run)], ["--adapters", str(run)]):
+        assert load(parser("math", "", 24).parse_args(words))[0].base.prompt_format == "direct", "the run's own"
     with pytest.raises(UserError, match="at temperature 0 are as many times the same answer"):
         ask(flags(run, tmp_path / "o", "--samples", "3"))
 
