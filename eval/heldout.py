@@ -26,7 +26,7 @@ from tasks.base import SPLITS, Task, split_of
 from verifier import open_sandbox
 
 SEED = 2605                         # of the draws
-PER_SIZE = 60                       # tasks of one family and size
+PER_SIZE = 60                       # tasks of one family and size, at most
 FAMILIES = dict(zip(ROWS.values(), ROWS))       # task type -> its row of micro.evaluate
 
 
@@ -41,7 +41,7 @@ def draw(family: str, split: str, per_size: int) -> list[tuple[str, Task]]:
             continue
         column = {}                     # text -> (id, task): no program comes twice
         for number in itertools.count():
-            if len(column) >= per_size:
+            if len(column) >= min(per_size, PER_SIZE):
                 break
             (task,) = draw_tasks(row, size, 1, f"{SEED}/{number}")
             text = task.message or task.program
@@ -91,7 +91,7 @@ def items_of(setup: Setup, args: argparse.Namespace) -> list[Item]:
             raise UserError(f"--bench {bench}: give some of {', '.join(found)}")
         tasks = found[bench]
         if not args.tasks:
-            tasks = draw(bench, args.split, min(PER_SIZE, args.limit or PER_SIZE))
+            tasks = draw(bench, args.split, args.limit or PER_SIZE)
         for id, task in tasks[: args.limit]:
             items.append(item_of(setup, bench, id, task))
     return items
