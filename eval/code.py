@@ -278,7 +278,7 @@ def judge(sandbox: Sandbox, prompt_format: str, asked: list[tuple[Item, str]]) -
     for item, text in asked:
         problem = item.gold
         program = program_of(concluded(text, prompt_format), problem)
-        rows.append(dict(task_id=problem.id, solution=program))
+        rows.append(dict(task_id=problem.id, solution=program, verdict="malformed", why="no program"))
         if problem.bench == "livecodebench":
             inputs, wanted = zip(*live_tests(problem))
             jobs.append(live_job(problem, program, inputs))
@@ -287,7 +287,6 @@ def judge(sandbox: Sandbox, prompt_format: str, asked: list[tuple[Item, str]]) -
             jobs.append(Job(program, problem.inputs, problem.entry, give_up=True, cpu_s=ANSWER_S))
         outputs.append(wanted)
     for (item, _), row, wanted, verdict in zip(asked, rows, outputs, sandbox.run(jobs)):
-        row["verdict"], row["why"] = "malformed", "no program"
         if row["solution"]:
             row["verdict"], row["why"] = judged(item.gold, wanted, verdict)
     return rows
