@@ -120,7 +120,7 @@ def work_of(
         decode()
         update()
         adam = rl.Adam(adapters)                        # rates of 0: the next turn finds the same members
-        adam.step(torch.ones_like(adam.steps, dtype=torch.bool))
+        adam.step(adam.steps == 0)                      # everybody's: a new Adam has made no step
 
     return dict(decode=decode, update=update, step=step)[args.command]
 
