@@ -237,9 +237,7 @@ def engine(args: Namespace) -> None:
 def verifier(args: Namespace) -> None:
     """Measures the verifier on trivial programs, another one each, beside `python -c`."""
     n, few = 400, 20
-    jobs = []
-    for i in range(n):
-        jobs.append(Job(f"def f(x):\n    return x + {i}", ("1",)))
+    jobs = [Job(f"def f(x):\n    return x + {i}", ("1",)) for i in range(n)]
 
     def interpreters() -> None:
         for i in range(few):
