@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> None:
     first = args.runs[0]
     out = args.picture or args.out or first / "report.html"
     if (first / "results.jsonl").exists():
-        if len(args.runs) != 1:
+        if len(args.runs) != 1 or args.picture:
             raise UserError(f"{first} is an ablation: give it alone")
         made = ablation(first)
     elif args.picture:

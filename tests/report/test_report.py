@@ -159,8 +159,9 @@ def test_an_ablation(tmp_path):
     assert full.band[-1][1:] == pytest.approx((0.4, 0.8)) and two.band[-1][1:] == pytest.approx((0.3, 0.3))
     main([str(tmp_path)])
     assert "+0.450 <b>" in check((tmp_path / "report.html").read_text(encoding="utf-8"))
-    with pytest.raises(UserError, match="give it alone"):
-        main([str(tmp_path), str(tmp_path / "a")])
+    for words in ([str(tmp_path / "a")], ["--picture", str(tmp_path / "a.svg")]):
+        with pytest.raises(UserError, match="give it alone"):
+            main([str(tmp_path), *words])
 
 
 def test_a_large_run_is_small(tmp_path):
