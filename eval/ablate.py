@@ -309,14 +309,14 @@ def contrasts(rows: list[dict], measure: str, reference: str) -> list[dict]:
                 )
             )
     for line, p in zip(lines, holm([line["p"] for line in lines])):
-        line["p_holm"] = p
-        line["verdict"] = "ahead"
+        verdict = "ahead"
         if line["difference"] < 0:
-            line["verdict"] = "behind"
+            verdict = "behind"
         if p >= 0.05:
-            line["verdict"] = "cannot tell"
+            verdict = "cannot tell"
         if line["seeds"] < FEWEST:
-            line["verdict"] = "too few seeds"
+            verdict = "too few seeds"
+        line |= dict(p_holm=p, verdict=verdict)
     return lines
 
 
