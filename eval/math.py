@@ -66,9 +66,9 @@ def mmlu(data: str, prefix: str) -> list[Item]:
         for member in tar:
             match = QUESTION.fullmatch(member.name)
             if match:
-                text = tar.extractfile(member).read().decode("utf-8-sig")
+                file = io.TextIOWrapper(tar.extractfile(member), "utf-8-sig", newline="")
                 own = asked[match["split"], match["subject"]] = []
-                for row in csv.reader(io.StringIO(text, newline="")):
+                for row in csv.reader(file):
                     own.append(choice(match["subject"], row))
     items = []
     for (split, subject), questions in sorted(asked.items()):
