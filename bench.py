@@ -282,6 +282,8 @@ def main() -> None:
     p.add_argument("--seeds", type=int, default=8, help="runs of the speedrun")
     args, args.train = p.parse_known_args()
     command = dict(verifier=verifier, speedrun=speedrun).get(args.command, engine)
+    if args.train and command != speedrun:
+        p.error(f"unknown: {' '.join(args.train)}")
     command(args)
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 import train
-from common import UserError, leave, parser_of
+from common import UserError, leave, parser_of, readable
 from config import SWITCHED_OFF, Config, config_of, parse_args, spelled
 from eval import heldout
 from eval.answer import table
@@ -42,7 +42,7 @@ from ranks import Ranks
 from run import RunDir
 from run import plan as resolved
 from tasks import read_tasks
-from tasks.base import SPLITS
+from tasks.base import SPLITS, split_of
 
 RESULTS = "results.jsonl"
 FULL = "full"
@@ -95,7 +95,8 @@ def arms_of(args: argparse.Namespace) -> dict[str, dict]:
     for name in chosen:
         if name not in known:
             raise UserError(f"--arms {name}: give some of {', '.join(known)}")
-        words = shlex.split(known[name])
+        with readable(f"arm {name}"):
+            words = shlex.split(known[name])
         own = parse_args(None, words)
         given = parse_args(None, args.train + words)
         for flag in OWNED:
@@ -117,15 +118,19 @@ def arms_of(args: argparse.Namespace) -> dict[str, dict]:
 def settled(args: argparse.Namespace, arms: dict[str, dict]) -> Config:
     """Returns full's configuration. Raises UserError for whatever could end a run that is still to come."""
     there = set(heldout.FAMILIES)
-    if args.heldout:
-        there = {p.kind for p in read_tasks(args.heldout)}
+    if args.heldout:                    # what each split has
+        splits = {split: set() for split in SPLITS}
+        for p in read_tasks(args.heldout):
+            splits[split_of(p.message or p.program)].add(p.kind)
+        there = set.intersection(*splits.values())
     configs = []
     for flags in arms.values():
         cfg, *_ = resolved(config_of(flags | dict(base=args.base)), Ranks.join(args.device))
         if cfg.prompt_format != "micro" and not args.heldout:
             there.discard("math")
         if not there.issuperset(cfg.task_types):
-            raise UserError(f"there are held-out tasks of {', '.join(there)} alone: give --heldout FILE")
+            raise UserError(f"both splits have held-out tasks of {', '.join(there) or 'no type'} alone: give "
+                            "--heldout FILE")
         configs.append(cfg)
     return configs[0]
 

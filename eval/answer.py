@@ -135,7 +135,7 @@ def benchmarks(args: argparse.Namespace, known: tuple[str, ...]) -> list[str]:
     for name in known:
         if all(located(args.data, file) for file in PUBLISHED[name]):
             there.append(name)
-    chosen = args.bench.split(",") if args.bench else there
+    chosen = list(dict.fromkeys(args.bench.split(","))) if args.bench else there
     if not chosen or not set(chosen) <= set(there):
         raise UserError(f"--bench {args.bench}, --data {args.data}: files are there of "
                         f"{', '.join(there) or 'none'}; eval/published.json has the addresses of "
@@ -163,6 +163,8 @@ def open_results(
 ) -> RunDir:
     """Returns the directory of the answers. Raises UserError where it holds answers that were made
     otherwise, for example by a member that has learned since. Other members and benchmarks may be added."""
+    if args.samples < 1 or args.temperature < 0:
+        raise UserError("--samples is at least 1, --temperature at least 0")
     if args.samples > 1 and args.temperature == 0:
         raise UserError(f"--samples {args.samples} at temperature 0 are as many times the same answer: give "
                         "--temperature 1, too")

@@ -81,9 +81,10 @@ def main(argv: list[str] | None = None) -> None:
                 slots[f"{step}/{m.name}"] = m.slot
             rows += answer_all(args, out, setup, slots, items, judged)
     lines = {}                          # generation of students -> its line of the table
-    for column, members in marks(rows).items():
+    found = marks(rows)
+    for column in sorted(found, key=int):
         rates = {}
-        for name, right in members.items():
+        for name, right in found[column].items():
             rates.setdefault(name.partition("/")[0], []).append(right.mean())
         for row, own in rates.items():
             line = lines.setdefault(row, dict(students=row))

@@ -73,8 +73,10 @@ def test_contrasts_are_paired_by_seed_and_corrected():
 
 
 def test_all_is_checked_before_the_first_run(micro_base, tmp_path, capsys):
-    mine = tmp_path / "mine.jsonl"
-    mine.write_text(json.dumps(dict(kind="code_o", program="def f(x): return x", input="1")) + "\n")
+    mine, one = tmp_path / "mine.jsonl", tmp_path / "one.jsonl"
+    lines = [json.dumps(dict(kind="code_o", program=f"def f(x): return x + {i}", input="1")) + "\n" for i in range(9)]
+    mine.write_text("".join(lines))
+    one.write_text(lines[0])
     flags = ["--base", str(micro_base), "--out", str(tmp_path / "arms"), "--device", "cpu", "--arms", "pair", "--seeds", "0", "1"]
     for words, match in (
             (["--arms", "no_evolution"], "--arms no_evolution: give some of full, no-evolution"), (["--seeds", "1000"], "below 1000"),
@@ -85,6 +87,7 @@ def test_all_is_checked_before_the_first_run(micro_base, tmp_path, capsys):
             (["--arm", "x: --single --evolve-every 3"], "does nothing beside --single"), (["--", "--steps", "4"], "--steps is set"),
             (["--arms", "frozen-teachers", "--", "--tasks", "micro"], "--lr-teacher 0.0 does nothing beside --tasks"),
             (["--", "--pop", "3"], "--pop 3"), (["--heldout", str(mine), "--", "--task-types", "code_i"], "of code_o alone"),
+            (["--heldout", str(one)], "both splits have held-out tasks of no type alone"), (["--arm", "x: --lr '1"], "arm x .*No closing quotation"),
             (["--reference", "ful"], "--reference ful: give one of full")):
         with pytest.raises(UserError, match=match):
             ablate.main([*flags, "--plan", *words])

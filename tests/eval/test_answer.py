@@ -94,6 +94,9 @@ def test_who_answers(run, tmp_path, micro_base):
         assert load(parser("math", "", 24).parse_args(words))[0].base.prompt_format == "direct", "the run's own"
     with pytest.raises(UserError, match="at temperature 0 are as many times the same answer"):
         ask(flags(run, tmp_path / "o", "--samples", "3"))
+    for words in (["--samples", "0"], ["--temperature", "-1"]):
+        with pytest.raises(UserError, match="--samples is at least 1"):
+            ask(flags(run, tmp_path / "o", *words))
 
 
 def rows_of(right: dict[str, list[list[str]]]) -> list[dict]:
