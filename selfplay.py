@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import math
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -441,31 +440,23 @@ def solve(
 
 # --- rewards ------------------------------------------------------------------------------------------------
 
-def outcomes(s: Setup, archive: Archive, valid: list[ProposalRecord]) -> list[Outcome]:
-    """Returns what a reward may look at, for each valid proposal. The archive lacks the tasks of this
-    step."""
-    majority = {kind: archive.majority_baseline(kind) for kind in s.cfg.task_types}
-    structures = Counter(archive.recent)
-    unique_at_64 = archive.unique_at_64()           # slow, and the same for all proposals
-    found = []
-    for p in valid:
-        found.append(Outcome(
-            solve_rate=p.solve_rate or 0.0,
-            solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
-            n_attempts=len(p.verdicts) - p.verdicts.count(UNJUDGED),
-            base_rate=p.base_rate,
-            kind=p.kind,
-            majority_baseline=majority[p.kind],
-            n_tasks=archive.n_added,
-            n_of_kind=len(archive.tasks[p.kind]),
-            n_same_structure=structures[p.structure],
-            unique_at_64=unique_at_64,
-            statements=p.statements,
-            program=p.task.program,
-            inputs=p.task.inputs,
-            outputs=tuple(shown_outputs(p.task)),
-        ))
-    return found
+def outcome_of(p: ProposalRecord, archive: Archive, unique_at_64: float) -> Outcome:
+    """Returns what a reward may look at of a valid proposal. The archive lacks the tasks of this step."""
+    return Outcome(
+        solve_rate=p.solve_rate or 0.0,
+        solve_rates={name: solve_rate(verdicts) for name, verdicts in p.attempts.items()},
+        n_attempts=len(p.verdicts) - p.verdicts.count(UNJUDGED),
+        base_rate=p.base_rate,
+        kind=p.kind,
+        majority_baseline=archive.majority_baseline(p.kind),
+        n_tasks=archive.n_added,
+        n_of_kind=len(archive.tasks[p.kind]),
+        n_same_structure=archive.recent.count(p.structure),
+        unique_at_64=unique_at_64,
+        statements=p.statements,
+        program=p.task.program,
+        inputs=p.task.inputs,
+        outputs=tuple(shown_outputs(p.task)))
 
 
 def number_from(function: Callable, *arguments: object) -> float:
@@ -483,17 +474,15 @@ def number_from(function: Callable, *arguments: object) -> float:
 def pay_teachers(s: Setup, archive: Archive, proposed: list[ProposalRecord]) -> None:
     """Fills in the rewards. A valid proposal is paid by its outcome; one that is not valid costs
     rewards.INVALID (AZR, eq. 4 and 6)."""
-    tried = []
+    pay = TEACHER_REWARDS[s.cfg.teacher_reward]
+    unique_at_64 = archive.unique_at_64()           # slow, and the same for all proposals
     for p in proposed:
         if p.unjudged:
             continue                    # neither paid nor blamed
         if p.reason:
             p.reward = INVALID
         else:
-            tried.append(p)
-    pay = TEACHER_REWARDS[s.cfg.teacher_reward]
-    for p, outcome in zip(tried, outcomes(s, archive, tried), strict=True):
-        p.reward = number_from(pay, outcome)
+            p.reward = number_from(pay, outcome_of(p, archive, unique_at_64))
 
 
 def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> RoleRows | None:

@@ -222,14 +222,14 @@ def test_pay(setup, name, paid):
     assert [p.reward for p in batch] == [*paid, rewards.INVALID]
 
 
-def test_what_a_reward_may_look_at(setup):
+def test_what_a_reward_may_look_at():
     """Each field that is named here, by hand; the archive's memory has one program of the first proposal's structure."""
-    s, batch = setup(), with_fates()
+    batch = with_fates()
     batch[0].task = dataclasses.replace(task(0, program=program("x=x*7")), outputs=('"ab"',))
     batch[0].attempts = {"S0": ["correct", "wrong"], "S1": ["correct", "correct"]}
     batch[0].base_rate = 0.5
     archive = filled(task(1, program=program("x=x*2"), output="1"), task(2, output="1"), task(3, "code_i"), cap=1)
-    outcome, other, _ = selfplay.outcomes(s, archive, [p for p in batch if not p.reason])
+    outcome, other = (selfplay.outcome_of(p, archive, archive.unique_at_64()) for p in batch[:2])
     fields = dict(solve_rate=0.75, solve_rates={"S0": 0.5, "S1": 1.0}, n_attempts=4, n_correct=3, base_rate=0.5, kind="code_o", majority_baseline=1.0, n_tasks=3,
                   n_of_kind=1, n_same_structure=1, unique_at_64=archive.unique_at_64(), statements=1, program=program("x=x*7"), inputs=("1",), outputs=("'ab'",))
     assert {name: getattr(outcome, name) for name in fields} == fields
