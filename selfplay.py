@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 import evolve
-from common import Refused, UserError
+from common import Refused, UserError, refuse_unless
 from config import Config
 from evolve import ROLES, Member, members_of
 from generate import Prompts, Rollout, SamplingParams, generate
@@ -244,8 +244,7 @@ def make_tasks(s: Setup, proposals: list[Proposal], what: str) -> list[Task]:
         try:
             task_type.check(p, limits)
             task = task_type.make(p, verdict, limits, task_type.key(p, s.cfg.dedupe))
-            if not fits(s, prompt_student(s, task)):
-                raise Refused("prompt_too_long beside --max-new-tokens")
+            refuse_unless(fits(s, prompt_student(s, task)), "prompt_too_long beside --max-new-tokens")
             tasks.append(task)
         except Refused as refused:
             place = f", line {p.line}," if p.line else ""
@@ -356,14 +355,11 @@ def verify_proposals(s: Setup, archive: Archive, proposed: list[ProposalRecord],
         task_type = TASK_TYPES[p.kind]
         try:
             task_type.check(p.proposal, limits)
+            p.key = task_type.key(p.proposal, s.cfg.dedupe)
+            refuse_unless(s.cfg.dedupe == "off" or p.key not in archive.keys, "duplicate")
+            ready.append(p)
         except Refused as refused:
             p.reason = refused.reason
-            continue
-        p.key = task_type.key(p.proposal, s.cfg.dedupe)
-        if s.cfg.dedupe != "off" and p.key in archive.keys:
-            p.reason = "duplicate"
-            continue
-        ready.append(p)
     verdicts = run_jobs(s, [TASK_TYPES[p.kind].job(p.proposal) for p in ready])
 
     made = []
