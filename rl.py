@@ -333,7 +333,7 @@ def accumulate(
     adv: Tensor,                     # (N,)
     cfg: Config = DEFAULT,
     ranks: Ranks = ALONE,
-    desc: str = "",
+    shows_bar: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Puts the gradient of every member's loss into .grad of the stacked factors, summed over all processes.
     A member's loss is the sum over its tokens of token_weight times token_loss. Returns the log-probabilities
@@ -355,7 +355,7 @@ def accumulate(
     rows = trained.nonzero().squeeze(1)
     todo = micro_batches(rollout, rows.tolist(), cfg.tokens_per_microbatch)
     own = todo[ranks.rank::ranks.world]
-    for lines in tqdm(own, desc, leave=False, disable=not desc):
+    for lines in tqdm(own, "update", leave=False, disable=not shows_bar):
         p = pack(rollout, lines, adv.device)
         weights = AdapterWeights(adapters, p.member, dtype, trains=True)
         for linear in base.model.fused_linears():
@@ -388,13 +388,13 @@ def update(
     adam: "Adam",
     cfg: Config,
     ranks: Ranks = ALONE,
-    desc: str = "",                  # title of a progress bar
+    shows_bar: bool = False,
 ) -> dict:
     """Takes one optimiser step of every member that has a trained row and a finite gradient. No other member
     is touched, whatever its momentum. Returns the number of trained tokens, gradient norms, the members
     skipped for a gradient that is not finite, and the mean gap of log-probabilities to the rollout's."""
     rollout = batch.rollout
-    logp, trained = accumulate(base, adapters, batch, adv, cfg, ranks, desc)
+    logp, trained = accumulate(base, adapters, batch, adv, cfg, ranks, shows_bar)
     active = torch.zeros(adapters.n_members, dtype=torch.bool, device=adv.device)
     active[rollout.member[trained]] = True
     norm, skipped = adam.step(active)

@@ -64,7 +64,6 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
     """Takes steps up to --steps or until enough(row). Raises Stopped after the step in which a signal filled
     `stopped` or an alarm of --halt-on began; the state is saved by then."""
     cfg, ranks = setup.cfg, setup.ranks
-    desc = "update" if setup.shows_bars else ""     # title of a progress bar
     history = run.rows("metrics.jsonl")
     first = state.step
     while state.step < cfg.steps:
@@ -95,7 +94,8 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
         state.adam.lr.copy_(torch.tensor(evolve.learning_rates(cfg, state.members, step)))
         kl_coef = cfg.kl_coef * cfg.kl_every * ((step + 1) % cfg.kl_every == 0)
         now = replace(cfg, kl_coef=kl_coef)             # seldom a KL: it costs a pass through the base
-        update = rl.update(setup.base, setup.adapters, batch, adv, state.adam, now, ranks, desc)
+        update = rl.update(
+            setup.base, setup.adapters, batch, adv, state.adam, now, ranks, setup.shows_bars)
         clock.lap("update")
         matches = rate_matches(pairs, proposed, step)
         remember(state, proposed, cfg.n_heldout)
