@@ -104,10 +104,8 @@ def whiten(
 ) -> Tensor:
     """Returns advantages (N,) with mean 0 and deviation 1 over the answer tokens of each member in each
     role."""
-    columns = [batch.rollout.member, batch.role]
-    if by_kind:
-        columns.append(batch.kind)
-    table = torch.stack(columns, 1)                        # (N, 2 or 3): equal lines are a group
+    kind = batch.kind * by_kind                            # 0 for all, unless types count
+    table = torch.stack([batch.rollout.member, batch.role, kind], 1)        # (N, 3): equal lines are a group
     _, group = table.unique(dim=0, return_inverse=True)
     n_tokens = batch.rollout.n_tokens * rows
     mean, std = mean_and_std(adv, group, n_tokens)
@@ -189,12 +187,9 @@ def micro_batches(
     budget: int,                    # padded tokens of a micro-batch
 ) -> list[list[Line]]:
     """Returns batches of lines of at most `budget` padded tokens, similar lengths together."""
-    todo = []
-    for line in make_lines(rollout, rows, budget):
-        todo.append((size(rollout, line), line))
-    todo.sort()                                            # the shortest first, then by their rows
+    sized = [(size(rollout, line), line) for line in make_lines(rollout, rows, budget)]
     batches = []
-    for n_tokens, line in todo:
+    for n_tokens, line in sorted(sized):                   # the shortest first, then by their rows
         # the latest line is the longest, to which all are padded; one beyond the budget runs alone
         if batches and (len(batches[-1]) + 1) * n_tokens <= budget:
             batches[-1].append(line)
