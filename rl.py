@@ -267,7 +267,7 @@ def token_loss(
     logp: Tensor,                    # (M,) log-probability of the token
     sampled: Tensor | None,          # (M,) the same in the rollout; None = they are equal
     of_base: Tensor | None,          # (M,) the same of the frozen base; None without --kl-coef
-    entropy: Tensor | None,          # (M,) None without --entropy-coef
+    entropy: Tensor,                 # (M,) 0 without --entropy-coef
     cfg: Config,
 ) -> Tensor:
     """Returns the loss of each token (M,): -A logp w + kl_coef KL - entropy_coef H.
@@ -283,9 +283,7 @@ def token_loss(
     if of_base is not None:
         log_r = of_base - logp
         loss = loss + cfg.kl_coef * (log_r.exp() - log_r - 1)
-    if entropy is not None:
-        loss = loss - cfg.entropy_coef * entropy
-    return loss
+    return loss - cfg.entropy_coef * entropy
 
 
 def score(
@@ -294,14 +292,14 @@ def score(
     lora: Route | None,
     cfg: Config,
     checkpointing: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Returns the log-probability (M,) float32 of each target, and the entropy (M,) of its distribution, None
+) -> tuple[Tensor, Tensor]:
+    """Returns the log-probability (M,) float32 of each target, and the entropy (M,) of its distribution, 0
     without --entropy-coef. At most CHUNK logits exist at once. If more are needed, the backward pass computes
     them again."""
-    def piece(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+    def piece(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         logits = base.model.logits(h).float()
         logp = (logits / cfg.temperature).log_softmax(-1)  # (M, V)
-        entropy = None
+        entropy = torch.zeros_like(y)
         if cfg.entropy_coef:
             entropy = -(logp.exp() * logp).sum(-1)
         return logp.gather(1, y[:, None]).squeeze(1), entropy
@@ -315,10 +313,7 @@ def score(
     for h, y in zip(hidden.split(n), p.target.split(n)):
         pieces.append(checkpoint(piece, h, y, use_reentrant=False))
     logps, entropies = zip(*pieces)
-    entropy = None
-    if cfg.entropy_coef:
-        entropy = torch.cat(entropies)
-    return torch.cat(logps), entropy
+    return torch.cat(logps), torch.cat(entropies)
 
 
 def accumulate(
