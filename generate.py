@@ -11,7 +11,7 @@ padding. On a GPU a step's code never looks at a value, so a CUDA graph can hold
 """
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -67,10 +67,7 @@ class Rollout:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Rollout":
         """Returns the rollout after the same change of every tensor."""
-        changed = {}
-        for f in fields(self):
-            changed[f.name] = change(getattr(self, f.name))
-        return Rollout(**changed)
+        return Rollout(*[change(x) for x in vars(self).values()])
 
     def select(self, rows: Tensor) -> "Rollout":
         """Returns the given rows (n,), cut to their longest."""
@@ -92,12 +89,8 @@ class Rollout:
     def cat(parts: list["Rollout"]) -> "Rollout":
         """Returns the rows of several rollouts, padded to the longest."""
         T = max(part.ids.shape[1] for part in parts)
-        parts = [part.widened(T) for part in parts]
-        joined = {}
-        for f in fields(Rollout):
-            tensors = [getattr(part, f.name) for part in parts]
-            joined[f.name] = torch.cat(tensors)
-        return Rollout(**joined)
+        columns = zip(*[vars(part.widened(T)).values() for part in parts])
+        return Rollout(*map(torch.cat, columns))
 
 
 @dataclass(frozen=True)
@@ -219,25 +212,20 @@ class DecodeBatch:
         L = sampling.max_new_tokens
         self.base = base
         self.sampling = sampling
-        self.n = n
         self.L = L
         self.lengths = list(map(len, prompts.ids))      # one for each prompt
         S = max(self.lengths) + L
 
         # the rows: each prompt once for each answer to it, and a number for each draw
         padded = [ids + [0] * (S + 1 - len(ids)) for ids in prompts.ids]
-        ids = send(torch.tensor(padded), device)
-        length = send(torch.tensor(self.lengths), device)
-        member = send(torch.tensor(prompts.member), device)
-        ids = ids.repeat_interleave(n, 0)               # (N, S + 1)
-        length = length.repeat_interleave(n, 0)         # (N,)
-        member = member.repeat_interleave(n, 0)         # (N,)
+        columns = []
+        for numbers in (padded, self.lengths, prompts.member):
+            column = send(torch.tensor(numbers), device)
+            columns.append(column.repeat_interleave(n, 0))
+        ids, length, member = columns                   # (N, S + 1), (N,), (N,)
         logp = torch.zeros(ids.shape, device=device)
         self.rows = Rollout(ids, length, length.clone(), logp, member)
-        u = []
-        for key in prompts.keys:
-            rng = np.random.default_rng(key)
-            u.append(rng.random(L + 1))
+        u = [np.random.default_rng(key).random(L + 1) for key in prompts.keys]
         drawn = torch.from_numpy(np.stack(u)).float()   # (N, L + 1)
         self.u = send(drawn, device)
         self.eos = send(torch.tensor(base.eos_ids), device)
@@ -291,7 +279,7 @@ class DecodeBatch:
 
     def admit(self, prompts: list[int]) -> None:
         """Runs these prompts, by number, for n rows each, in the first places that are idle."""
-        model, rows, n = self.base.model, self.rows, self.n
+        model, rows, n = self.base.model, self.rows, self.sampling.n
         device = self.t.device
         first = send(torch.tensor(prompts), device) * n             # (m,) row of each prompt's first answer
         longest = max(self.lengths[i] for i in prompts)
@@ -480,10 +468,8 @@ def generate(
     assert len(prompts.member) == len(prompts.ids)
     assert len(prompts.keys) == len(prompts.ids) * n
     # Each process takes every world-th prompt; all of them gather the rows, and put them into order.
-    dealt = []                                      # numbers of each process's prompts
-    for rank in range(ranks.world):
-        numbers = range(rank, len(prompts.ids), ranks.world)
-        dealt.append(list(numbers))
+    numbers = list(range(len(prompts.ids)))
+    dealt = [numbers[rank::ranks.world] for rank in range(ranks.world)]
     own = dealt[ranks.rank] or [0]                  # a process without a prompt answers one in vain
     ids, member, keys = [], [], []
     for i in own:
