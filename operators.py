@@ -23,18 +23,10 @@ DEAD = 1e-6     # singular values below this share of the largest are rounding n
 
 # --- linear algebra on B A, never forming it ----------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Basis:
-    """Holds orthonormal columns that span all parents' factors of one module. In this basis the dW of a
-    parent or a child is the product left core right^T, and `core` is a small matrix (K, K)."""
-    left: Tensor                    # (out, K) float32, where the factors are
-    right: Tensor                   # (in, K)
-
-
-def in_common(parents: list[tuple[Tensor, Tensor]]) -> tuple[Basis, list[Tensor]]:
-    """Returns the basis of the parents' factors A (R, in) and B (out, R) of one module, and the core (K, K)
-    of each parent. Cores are float64 on the CPU, where LAPACK is fast on small matrices and ties break the
-    same way on every machine."""
+def in_common(parents: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Returns orthonormal columns left (out, K) and right (in, K) that span all parents' factors A (R, in)
+    and B (out, R) of one module, and a core (K, K) for each parent, whose dW is left core right^T. Cores are
+    float64 on the CPU, where LAPACK is fast on small matrices and ties break in one way on every machine."""
     As, Bs = zip(*parents)
     A = torch.cat(As)                                           # (K, in)
     B = torch.cat(Bs, dim=1)                                    # (out, K)
@@ -47,7 +39,7 @@ def in_common(parents: list[tuple[Tensor, Tensor]]) -> tuple[Basis, list[Tensor]
     cores = []
     for own_a, own_b in zip(own_as, own_bs):
         cores.append(own_b.double() @ own_a.double().T)         # B A = left (own_b own_a^T) right^T
-    return Basis(left, right), cores
+    return left, right, cores
 
 
 @dataclass(frozen=True)
@@ -70,9 +62,7 @@ class Svd:
 
     def part(self, which: slice | Tensor) -> "Svd":
         """Returns some of the components: a slice of them, or those where a mask (R,) is true."""
-        U = self.U[:, which]
-        V = self.V[:, which]
-        return Svd(U, self.S[which], V)
+        return Svd(self.U[:, which], self.S[which], self.V[:, which])
 
 
 def svd_of(core: Tensor, R: int) -> Svd:
@@ -83,8 +73,9 @@ def svd_of(core: Tensor, R: int) -> Svd:
 
 
 def factored(
-    basis: Basis,
-    child: Svd,                     # in this basis
+    left: Tensor,                   # (out, K)
+    right: Tensor,                  # (in, K)
+    child: Svd,                     # of the core between them
     R: int,
     gen: Generator,
 ) -> tuple[Tensor, Tensor]:
@@ -96,10 +87,8 @@ def factored(
     """
     live = child.part(child.live)
     root = live.S.sqrt()
-    right = (live.V * root).to(basis.right)
-    left = (live.U * root).to(basis.left)
-    A = right.T @ basis.right.T                                 # (live, in)
-    B = basis.left @ left                                       # (out, live)
+    A = (live.V * root).to(right).T @ right.T                   # (live, in)
+    B = left @ (live.U * root).to(left)                         # (out, live)
     n_dead = R - len(A)
     width = A.shape[1]
     uniform = torch.rand(n_dead, width, generator=gen) * 2 - 1
@@ -116,9 +105,9 @@ def rebuilt(
     child = {}
     for name, (A, _) in parents[0].items():
         R = len(A)
-        basis, cores = in_common([parent[name] for parent in parents])
+        left, right, cores = in_common([parent[name] for parent in parents])
         made = fn(cores, R)
-        child[name] = factored(basis, made, R, gen)
+        child[name] = factored(left, right, made, R, gen)
     return child
 
 
@@ -271,11 +260,10 @@ def layerwise(parents: Parents, gen: Generator) -> Factors:
         i = torch.randint(len(blocks), (1,), generator=gen)
         coin[i] = 1 - coin[i]
     giver = dict(zip(blocks, coin.tolist()))                # block -> 0 or 1
-    child = {}
+    inherited = {}
     for name in parents[0]:
-        A, B = parents[giver[block_of(name)]][name]
-        child[name] = A.clone(), B.clone()
-    return child
+        inherited[name] = parents[giver[block_of(name)]][name]
+    return copy([inherited], gen)
 
 
 def svd_mix(
