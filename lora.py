@@ -209,10 +209,8 @@ class AdapterWeights:
             if is_copy:                                 # not worth a copy of the masters themselves
                 B = B.contiguous()                      # else every dense product would copy it
             return A, B
-        padded = []                                     # (k, R, sum of sizes), 0 in other layers' columns
-        for at, B in zip(columns, Bs):
-            zeros = (at.start, end - at.stop)           # to its left and right
-            padded.append(F.pad(B, zeros))
+        # each (k, R, sum of sizes), 0 to the left and right of its columns
+        padded = [F.pad(B, (at.start, end - at.stop)) for at, B in zip(columns, Bs)]
         return torch.cat(As, 1), torch.cat(padded, 1)
 
     def add_gradients(self) -> None:

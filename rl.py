@@ -419,10 +419,7 @@ class Adam:
     def step(self, active: Tensor) -> tuple[Tensor, Tensor]:
         """Updates the active members (P,) bool from .grad and clears it; no bit of the others is touched.
         Returns gradient norms before clipping (P,) and who was skipped for a non-finite gradient (P,)."""
-        squares = []                                       # one (P,) for each factor
-        for factor in self.adapters.parameters():
-            square = factor.grad.double().pow(2)
-            squares.append(square.sum((1, 2)))
+        squares = [factor.grad.double().pow(2).sum((1, 2)) for factor in self.adapters.parameters()]
         norm = torch.stack(squares).sum(0).sqrt()          # (P,)
         finite = norm.isfinite()
         a = (active & finite).nonzero().squeeze(1)         # numbers of the members that take a step

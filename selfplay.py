@@ -513,24 +513,22 @@ def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
     """Returns the rows of all roles together; a part is None if its role wrote nothing. A row on which the
     sandbox failed is left out, also of its group's baseline. Raises OSError if no row is left."""
     rollouts = []                                       # one for each role
-    reward, group, role, kind = [], [], [], []          # one number for each row
+    rows = []                                           # (reward, group, role, kind) of each row
     for part in parts:
         if part is None:
             continue
         kept = [i for i, paid in enumerate(part.reward) if paid is not None]
         if not kept:
             continue
-        first_group = max(group, default=-1) + 1        # no two roles share one, even where rows are left out
+        role = ROLES.index(part.role)
         for i in kept:
-            reward.append(part.reward[i])
-            group.append(first_group + part.group[i])
-            role.append(ROLES.index(part.role))
-            kind.append(s.cfg.task_types.index(part.kind[i]))
+            group = part.group[i] * len(ROLES) + role   # no two roles share one
+            rows.append((part.reward[i], group, role, s.cfg.task_types.index(part.kind[i])))
         rollouts.append(part.rollout.select(torch.tensor(kept, device=part.rollout.ids.device)))
 
     if not rollouts:
         raise OSError("no row to learn from: the sandbox failed on every row (mend this machine, then "
                       "--resume the run), or no task of --tasks was valid")
     rollout = Rollout.cat(rollouts)
-    columns = [torch.tensor(column, device=rollout.ids.device) for column in (reward, group, role, kind)]
+    columns = [torch.tensor(column, device=rollout.ids.device) for column in zip(*rows)]
     return Batch(rollout, *columns)

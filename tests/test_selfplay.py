@@ -249,7 +249,7 @@ def test_training_batch(setup):
     parts = [selfplay.teacher_rows(rollout, batch), selfplay.student_rows(s, [(batch[0], student), (batch[2], other)], attempts)]
     made = selfplay.training_batch(s, parts)
     assert made.reward.tolist() == [0.5, -1, 0.25, 1, -0.5, 1] and made.role.tolist() == [0, 0, 0, 1, 1, 1]
-    assert made.group.tolist() == [0, 1, 2, 3, 3, 4] and made.kind.tolist() == [1, 0, 0, 1, 1, 0]
+    assert made.group.tolist() == [0, 2, 4, 1, 1, 3] and made.kind.tolist() == [1, 0, 0, 1, 1, 0]
     assert made.rollout.member.tolist() == [0, 0, 0, 2, 2, 3]
     for part, joined in ((rollout.ids[:3], made.rollout.ids[:3]), (attempts.rollout.ids[[0, 1, 3]], made.rollout.ids[3:])):
         assert (joined[:, :part.shape[1]] == part).all() and not joined[:, part.shape[1]:].any()
