@@ -113,10 +113,10 @@ def train(setup: Setup, state: State, run: RunDir, stopped: list[str], enough: E
         state.step += 1
         row = dict(step=step, **measured, **probes, births=[birth["child"] for birth in births],
                    tokens_generated=state.totals["generated"], seconds=clock.seconds)
-        row["alarms"] = measure.alarms([*history, row])
         before = history[-1]["alarms"] if history else {}
-        begun = {name: told for name, told in row["alarms"].items() if name not in before}
         history.append(row)
+        row["alarms"] = measure.alarms(history)
+        begun = {name: told for name, told in row["alarms"].items() if name not in before}
         tasks = task_rows(proposed, step)
         if run.writes:
             run.append(metrics=[row], tasks=tasks, matches=matches, genealogy=births)
