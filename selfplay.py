@@ -121,12 +121,12 @@ class Attempts:
 
 @dataclass
 class RoleRows:
-    """Holds what the members of a role wrote in a step, N rows, and what each row is paid."""
+    """Holds what the members of a role wrote in a step, and what it is paid."""
     role: str
     rollout: Rollout                # N rows
-    reward: list[float | None]      # None = the sandbox failed, and the row is left out
-    group: list[int]                # rows of one prompt share a number
-    kind: list[str]                 # task type
+    # reward, group and task type of each row. Rows of one prompt share a group. A row without a reward is
+    # left out, because the sandbox failed on it
+    paid: list[tuple[float | None, int, str]]
 
 
 def make_rng(*key: int) -> random.Random:
@@ -485,12 +485,8 @@ def teacher_rows(rollout: Rollout | None, proposed: list[ProposalRecord]) -> Rol
     """Returns the proposals that teachers learn from, with their pay. None if teachers wrote nothing."""
     if rollout is None:
         return None
-    rows = RoleRows("teacher", rollout, [], [], [])
-    for p in proposed:
-        rows.reward.append(None if p.unjudged else p.reward)
-        rows.group.append(p.group)
-        rows.kind.append(p.kind)
-    return rows
+    paid = [(None if p.unjudged else p.reward, p.group, p.kind) for p in proposed]
+    return RoleRows("teacher", rollout, paid)
 
 
 def student_rows(s: Setup, solved: Solved, attempts: Attempts | None) -> RoleRows | None:
@@ -498,15 +494,13 @@ def student_rows(s: Setup, solved: Solved, attempts: Attempts | None) -> RoleRow
     there were none."""
     if not attempts:
         return None
-    pay = STUDENT_REWARDS[s.cfg.student_reward]
-    rows = RoleRows("student", attempts.rollout, [], [], [])
+    pay = STUDENT_REWARDS[s.cfg.student_reward] | {UNJUDGED: None}
+    paid = []
     for number, ((p, _), verdicts) in enumerate(zip(solved, attempts.verdicts, strict=True)):
         for verdict in verdicts:
             reward = pay.get(verdict, pay["wrong"])         # a violation of the sandbox's rules is wrong
-            rows.reward.append(None if verdict == UNJUDGED else reward)
-            rows.group.append(number)
-            rows.kind.append(p.kind)
-    return rows
+            paid.append((reward, number, p.kind))
+    return RoleRows("student", attempts.rollout, paid)
 
 
 def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
@@ -514,16 +508,15 @@ def training_batch(s: Setup, parts: list[RoleRows | None]) -> Batch:
     sandbox failed is left out, also of its group's baseline. Raises OSError if no row is left."""
     rollouts = []                                       # one for each role
     rows = []                                           # (reward, group, role, kind) of each row
-    for part in parts:
-        if part is None:
-            continue
-        kept = [i for i, paid in enumerate(part.reward) if paid is not None]
+    for part in filter(None, parts):
+        kept = [i for i, (reward, *_) in enumerate(part.paid) if reward is not None]
         if not kept:
             continue
         role = ROLES.index(part.role)
         for i in kept:
-            group = part.group[i] * len(ROLES) + role   # no two roles share one
-            rows.append((part.reward[i], group, role, s.cfg.task_types.index(part.kind[i])))
+            reward, group, kind = part.paid[i]
+            group = group * len(ROLES) + role           # no two roles share one
+            rows.append((reward, group, role, s.cfg.task_types.index(kind)))
         rollouts.append(part.rollout.select(torch.tensor(kept, device=part.rollout.ids.device)))
 
     if not rollouts:

@@ -254,7 +254,7 @@ def test_training_batch(setup):
     for part, joined in ((rollout.ids[:3], made.rollout.ids[:3]), (attempts.rollout.ids[[0, 1, 3]], made.rollout.ids[3:])):
         assert (joined[:, :part.shape[1]] == part).all() and not joined[:, part.shape[1]:].any()
     assert selfplay.training_batch(s, [parts[0], selfplay.student_rows(s, [], None)]).reward.tolist() == [0.5, -1, 0.25]
-    parts[0].reward = parts[1].reward = [None] * 4
+    parts[0].paid = parts[1].paid = [(None, 0, "code_o")] * 4
     with pytest.raises(OSError, match="failed on every row"):
         selfplay.training_batch(s, parts)
 
