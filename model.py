@@ -414,9 +414,7 @@ class Model(nn.Module):
         self.cfg = cfg
         self.model = nn.Module()
         self.model.embed_tokens = nn.Embedding(cfg.vocab_size, cfg.hidden_size)
-        self.model.layers = nn.ModuleList()
-        for layer in range(cfg.num_hidden_layers):
-            self.model.layers.append(Block(cfg, layer))
+        self.model.layers = nn.ModuleList(Block(cfg, layer) for layer in range(cfg.num_hidden_layers))
         self.model.norm = nn.RMSNorm(cfg.hidden_size, cfg.rms_norm_eps)
         if not cfg.tie_word_embeddings:
             self.lm_head = nn.Linear(cfg.hidden_size, cfg.vocab_size, bias=False)
@@ -484,10 +482,7 @@ class Model(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns scores over the vocabulary (..., V) of hidden states (..., C). On a GPU those of bfloat16
         states are float32, because bfloat16 rounds a score between 8 and 16 by up to .03."""
-        if self.cfg.tie_word_embeddings:
-            weight = self.embedding
-        else:
-            weight = self.lm_head.weight
+        weight = self.embedding if self.cfg.tie_word_embeddings else self.lm_head.weight
         on_gpu = hidden.device.type != "cpu"
         if hidden.dtype == torch.bfloat16 and on_gpu and not weight.requires_grad:
             scores = Float32Product.apply(hidden.flatten(0, -2), weight)
