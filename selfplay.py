@@ -199,10 +199,7 @@ def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
         return []
     # as tuples, which JSON can carry
     told = s.ranks.broadcast(lambda: list(map(dataclasses.astuple, s.sandbox.run(jobs))))
-    verdicts = []
-    for end, outputs, errors, cpu_s in told:
-        verdicts.append(Verdict(end, tuple(outputs), tuple(errors), cpu_s))
-    return verdicts
+    return [Verdict(*fields) for fields in told]
 
 
 def judge(s: Setup, tasks: list[Task], texts: list[list[str]]) -> list[list[str]]:
