@@ -167,14 +167,12 @@ def make_lines(
 ) -> list[Line]:
     """Returns these rows in lines of at most `budget` tokens; a longer row has a line of its own."""
     groups: dict[tuple, list[Line]] = {}                   # lines by member and prompt
-    cost = (rollout.n_tokens - 1).tolist()
     for i in rows:
         prompt = rollout.ids[i, :rollout.prompt_len[i]].tolist()
         key = (int(rollout.member[i]), *prompt)
         group = groups.setdefault(key, [[]])
         last = group[-1]
-        used = len(prompt) + sum(cost[j] for j in last)
-        if last and used + cost[i] > budget:
+        if last and size(rollout, [*last, i]) > budget:
             last = []
             group.append(last)
         last.append(i)
