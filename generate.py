@@ -58,11 +58,8 @@ class Rollout:
     def answers(self, eos_ids: tuple[int, ...]) -> list[list[int]]:
         """Returns the answers' token ids without end tokens."""
         found = []
-        starts = self.prompt_len.tolist()
-        ends = self.length.tolist()
-        for ids, start, end in zip(self.ids.tolist(), starts, ends):
-            answer = [token for token in ids[start:end] if token not in eos_ids]
-            found.append(answer)
+        for ids, start, end in zip(self.ids.tolist(), self.prompt_len.tolist(), self.length.tolist()):
+            found.append([token for token in ids[start:end] if token not in eos_ids])
         return found
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Rollout":

@@ -101,10 +101,7 @@ class ProposalRecord:
     @property
     def unjudged(self) -> bool:
         """Returns whether the sandbox failed on it, or on every attempt at it. Nobody learns from it then."""
-        if self.reason == "sandbox_failure":
-            return True
-        was_tried = len(self.verdicts) > 0
-        return was_tried and self.solve_rate is None
+        return self.reason == "sandbox_failure" or set(self.verdicts) == {UNJUDGED}
 
 
 Pairs = list[tuple[Member, Member]]             # (teacher, student)
