@@ -490,8 +490,8 @@ def student_rows(s: Setup, solved: Solved, attempts: Attempts | None) -> RoleRow
         return None
     pay = STUDENT_REWARDS[s.cfg.student_reward] | {UNJUDGED: None}
     paid = []
-    for number, ((p, _), verdicts) in enumerate(zip(solved, attempts.verdicts, strict=True)):
-        for verdict in verdicts:
+    for number, (p, student) in enumerate(solved):
+        for verdict in p.attempts[student.name]:
             reward = pay.get(verdict, pay["wrong"])         # a violation of the sandbox's rules is wrong
             paid.append((reward, number, p.kind))
     return RoleRows("student", attempts.rollout, paid)

@@ -245,7 +245,7 @@ def test_training_batch(setup):
         p.reward, p.task, p.kind = reward, t, t.kind if t else "code_o"
     batch[3].reason = "sandbox_failure"
     attempts = selfplay.attempt(s, given, [student.slot, other.slot], 0, selfplay.SOLVE, 2)
-    attempts.verdicts = [["correct", "violation"], [UNJUDGED, "correct"]]
+    batch[0].attempts, batch[2].attempts = {student.name: ["correct", "violation"]}, {other.name: [UNJUDGED, "correct"]}
     parts = [selfplay.teacher_rows(rollout, batch), selfplay.student_rows(s, [(batch[0], student), (batch[2], other)], attempts)]
     made = selfplay.training_batch(s, parts)
     assert made.reward.tolist() == [0.5, -1, 0.25, 1, -0.5, 1] and made.role.tolist() == [0, 0, 0, 1, 1, 1]
