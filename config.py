@@ -17,6 +17,7 @@ MATCHING = ("pfsp", "uniform")
 EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
 ALARMS = ("collapse", "gaming", "forgetting", "flat", "format")
 MANY = 10**9
+AT_LEAST_1 = (1, MANY)                # the numbers that most flags may have
 
 # What --algo sets where the command line says nothing. Sources: rl.py.
 ALGORITHMS = {
@@ -48,9 +49,9 @@ class Config:
     init: str = flag("", "adapters to start from: a run, a checkpoint, or a folder of PEFT folders")
     resume: str = flag("", "directory of a run to go on with, by its flags")
     seed: int = flag(0, "every draw is keyed by (seed, step, phase, member, index)")
-    steps: int = flag(None, "steps of the run", within=(1, MANY))
-    save_every: int = flag(10, "steps between checkpoints", within=(1, MANY))
-    keep: int = flag(2, "checkpoints kept", within=(1, MANY))
+    steps: int = flag(None, "steps of the run", within=AT_LEAST_1)
+    save_every: int = flag(10, "steps between checkpoints", within=AT_LEAST_1)
+    keep: int = flag(2, "checkpoints kept", within=AT_LEAST_1)
     plan: bool = flag(False, "print the memory that the run would need, and leave")
     show: int = flag(0, "tasks printed each step, with their attempts")
     # population
@@ -62,17 +63,18 @@ class Config:
     matching: str = flag("pfsp", "how a teacher draws its student", MATCHING)
     # 2 propose
     task_types: Names = flag(None, "task types in turn, of " + ",".join(TASK_TYPES), TASK_TYPES)
-    n_prompts: int = flag(3, "prompts a teacher answers each step", within=(1, MANY))
-    proposals_per_prompt: int = flag(8, "proposals from one prompt (the baseline's group)", within=(1, MANY))
+    n_prompts: int = flag(3, "prompts a teacher answers each step", within=AT_LEAST_1)
+    proposals_per_prompt: int = flag(8, "proposals from one prompt (the baseline's group)", within=AT_LEAST_1)
     n_few_shot: int = flag(None, "earlier tasks shown in a prompt (K); micro shows none")
     tasks: str = flag("", "no teacher writes: tasks of a file (JSON lines), or micro: fresh random programs")
     admit_echo: bool = flag(False, "admit tasks that a copy of what their prompt shows solves")
     dedupe: str = flag(
         None, "which repeats of old tasks are refused (structural)", ("structural", "exact", "off"))
     # 3 solve
-    samples_per_task: int = flag(None, "attempts at each task (n); compare runs of equal n", within=(1, MANY))
+    samples_per_task: int = flag(
+        None, "attempts at each task (n); compare runs of equal n", within=AT_LEAST_1)
     temperature: float = flag(1.0, "of proposals and attempts", within=(0.01, 100))
-    max_new_tokens: int = flag(None, "tokens of a proposal or an answer, at most", within=(1, MANY))
+    max_new_tokens: int = flag(None, "tokens of a proposal or an answer, at most", within=AT_LEAST_1)
     # 4 reward and update
     teacher_reward: str = flag("difficulty", "of a valid proposal, by its solve rate", TEACHER_REWARDS)
     student_reward: str = flag("graded", "correct 1, wrong -0.5, malformed -1; or 1, 0, 0", STUDENT_REWARDS)
@@ -87,7 +89,7 @@ class Config:
     token_weight: str = flag(
         None, "mean over all tokens, mean of rows' means, or Dr. GRPO's", ("member", "row", "constant"))
     kl_coef: float = flag(None, "weight of the KL to the base, without which long runs collapse")
-    kl_every: int = flag(4, "every n-th step has a KL, which then counts n times", within=(1, MANY))
+    kl_every: int = flag(4, "every n-th step has a KL, which then counts n times", within=AT_LEAST_1)
     entropy_coef: float = flag(0.0, "weight of the entropy bonus")
     lr: float = flag(None, "Adam's learning rate of students, and of --single", within=(0, 1))
     lr_teacher: float = flag(None, "the same for teachers; 0 freezes them", within=(0, 1))
@@ -95,11 +97,11 @@ class Config:
         None,
         "HOLD,END,FLOOR: rates hold for HOLD steps of the run, then fall linearly; after END steps they "
         "are FLOOR times as much; 0,1,1: constant")
-    lr_spread: float = flag(1.0, "founding students' rates: log-uniform over this factor", within=(1, MANY))
+    lr_spread: float = flag(1.0, "founding students' rates: log-uniform over this factor", within=AT_LEAST_1)
     lr_mutate: float = flag(1.0, "a child's rate is its fitter parent's, times or by this", within=(1, 100))
     # 5 evolve
     evolve: str = flag("mixed", "operators of replacement, or none; crossovers want --pop 6", EVOLVE)
-    evolve_every: int = flag(None, "steps between replacements", within=(1, MANY))
+    evolve_every: int = flag(None, "steps between replacements", within=AT_LEAST_1)
     replace_frac: float = flag(0.25, "share of each role that is replaced, at least one", within=(0, 0.999))
     grace: int = flag(None, "steps before a child can be replaced (as --evolve-every)")
     # probes
@@ -111,8 +113,8 @@ class Config:
     device: str = flag("auto", "auto (cuda or cpu), cpu, cuda or cuda:1")
     dtype: str = flag(
         "auto", "of the base; auto: bfloat16 where a card has it", ("auto", "float32", "bfloat16", "int8"))
-    rollout_batch: int = flag(None, "rows that decode together", within=(1, MANY))
-    tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", within=(1, MANY))
+    rollout_batch: int = flag(None, "rows that decode together", within=AT_LEAST_1)
+    tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", within=AT_LEAST_1)
 
 
 # Where each group of --help begins: its first field, and its title.
