@@ -258,14 +258,12 @@ def parse_args(description: str | None, argv: list[str] | None = None) -> dict[s
         help = f.metadata["help"]
         if default_of(f):
             help += f" ({default_of(f)})"
-        help = help.replace("%", "%%")              # to argparse a % begins a placeholder
-        metavar = f.name.upper()
-        if f.metadata["choices"] and f.type is str:
-            metavar = f"{{{','.join(f.metadata['choices'])}}}"
+        how = dict(help=help.replace("%", "%%"))            # to argparse a % begins a placeholder
         if f.type is bool:
-            group.add_argument(spelled(f.name), action="store_true", help=help)
-        else:
-            group.add_argument(spelled(f.name), metavar=metavar, help=help)
+            how["action"] = "store_true"
+        elif f.type is str and f.metadata["choices"]:
+            how["metavar"] = f"{{{','.join(f.metadata['choices'])}}}"
+        group.add_argument(spelled(f.name), **how)
     given, unknown = parser.parse_known_args(argv)
     for word in unknown:
         name = word.partition("=")[0].replace("_", "-")
