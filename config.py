@@ -278,11 +278,9 @@ def parse_args(description: str | None, argv: list[str] | None = None) -> dict[s
 def usual(cfg: Config, prompt_format: str) -> dict[str, object]:
     """Returns what each flag is if nobody gives it: its default, or what prompt format, --algo and others
     imply."""
-    values = {f.name: f.default for f in fields(Config)}
-    for preset in PRESETS[prompt_format], ALGORITHMS[cfg.algo]:
-        for name, value in preset.items():
-            assert name in values, f"a preset of config.py sets {name!r}, which is no flag"
-            values[name] = value
+    values = vars(Config()) | PRESETS[prompt_format] | ALGORITHMS[cfg.algo]
+    for name in values:
+        assert hasattr(cfg, name), f"a preset of config.py sets {name!r}, which is no flag"
     if cfg.single:
         values["pop"] = 2                           # one adapter, counted in each role
     values["grace"] = cfg.evolve_every or values["evolve_every"]
