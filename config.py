@@ -116,6 +116,13 @@ class Config:
     rollout_batch: int = flag(None, "rows that decode together", within=AT_LEAST_1)
     tokens_per_microbatch: int = flag(None, "padded tokens of a micro-batch of the update", within=AT_LEAST_1)
 
+    def __post_init__(self):
+        """Raises UserError for a value that its flag cannot have; None is filled in by `resolve_config`."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is not None:
+                check_value(f, value)
+
 
 # Where each group of --help begins: its first field, and its title.
 GROUPS = {"base": "run", "pop": "population", "matching": "1 match", "task_types": "2 propose",
@@ -215,18 +222,11 @@ def flags_of(cfg: Config) -> dict[str, object]:
 
 
 def config_of(flags: dict[str, object]) -> Config:
-    """Returns the Config of some flags, from the command line or `flags_of`. Raises UserError for a value
-    that a flag cannot have."""
-    values = {}
+    """Returns the Config of some flags, from the command line or `flags_of`."""
+    values = dict(flags)
     for f in fields(Config):
-        if f.name not in flags:
-            continue
-        value = flags[f.name]
-        if isinstance(value, str):
-            value = parse_value(f, value)
-        if value is not None:
-            check_value(f, value)
-        values[f.name] = value
+        if isinstance(flags.get(f.name), str):
+            values[f.name] = parse_value(f, flags[f.name])
     return Config(**values)
 
 
@@ -291,15 +291,11 @@ def usual(cfg: Config, prompt_format: str) -> dict[str, object]:
 def resolve_config(cfg: Config, prompt_format: str, dtype: str = "auto") -> Config:
     """Returns a Config without a None: `usual` fills it in, prompt_format and dtype stand for "auto". Raises
     UserError for what cannot be."""
-    for f in fields(cfg):
-        if getattr(cfg, f.name) is not None:
-            check_value(f, getattr(cfg, f.name))
     usually = usual(cfg, prompt_format)
     filled = {name: usually[name] for name, value in vars(cfg).items() if value is None}
-    filled |= dict(prompt_format=prompt_format)
     if cfg.dtype == "auto":
-        filled |= dict(dtype=dtype)
-    cfg = replace(cfg, **filled)
+        filled["dtype"] = dtype
+    cfg = replace(cfg, prompt_format=prompt_format, **filled)
     for other, (is_on, names) in SWITCHED_OFF.items():
         for name in names:
             value = getattr(cfg, name)
