@@ -47,6 +47,33 @@ ROWS = 96                       # of a batch
 BATCHES_PER_POOL = 48
 MAX_TOKENS = 152                # of a row
 COMMITTED = Path(__file__).parent
+# The base's files of settings, without their ending: a Qwen2 with our prompt format
+SETTINGS = dict(
+    config=dict(
+        architectures=["Qwen2ForCausalLM"],
+        model_type="qwen2",
+        prompt_format="micro",
+        vocab_size=VOCAB,
+        **SHAPE,
+        hidden_act="silu",
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+        use_sliding_window=False,
+        attention_dropout=0.0,
+        initializer_range=.02,
+        bos_token_id=None,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        torch_dtype="bfloat16"),
+    generation_config=dict(eos_token_id=EOS, pad_token_id=PAD, do_sample=True, temperature=1.0),
+    tokenizer_config=dict(
+        tokenizer_class="TokenizersBackend",
+        auto_map={"AutoTokenizer": [None, None]},   # empty: else AutoTokenizer splits texts as for any qwen2
+        eos_token="<eos>",
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+        model_max_length=SHAPE["max_position_embeddings"],
+        padding_side="left"))
 
 
 @dataclass(frozen=True)
@@ -178,50 +205,12 @@ def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, floa
               flush=True)
 
 
-def config_of(model: Model) -> dict:
-    """Returns the values of config.json: a Qwen2 with our prompt format."""
-    return dict(
-        architectures=["Qwen2ForCausalLM"],
-        model_type="qwen2",
-        prompt_format="micro",
-        vocab_size=VOCAB,
-        **SHAPE,
-        hidden_act="silu",
-        rms_norm_eps=model.cfg.rms_norm_eps,
-        rope_theta=model.cfg.rope_theta,
-        use_sliding_window=False,
-        attention_dropout=0.0,
-        initializer_range=.02,
-        bos_token_id=None,
-        eos_token_id=EOS,
-        pad_token_id=PAD,
-        torch_dtype="bfloat16")
-
-
-# generation_config.json and tokenizer_config.json
-GENERATION_CONFIG = dict(eos_token_id=EOS, pad_token_id=PAD, do_sample=True, temperature=1.0)
-TOKENIZER_CONFIG = dict(
-    tokenizer_class="TokenizersBackend",
-    auto_map={"AutoTokenizer": [None, None]},   # empty: else AutoTokenizer splits texts as for every qwen2
-    eos_token="<eos>",
-    pad_token="<pad>",
-    clean_up_tokenization_spaces=False,
-    model_max_length=SHAPE["max_position_embeddings"],
-    padding_side="left")
-
-
 def write_directory(model: Model, tokenizer: Tokenizer, out: Path) -> None:
     """Writes the Hugging Face directory: weights in bfloat16, tokenizer, held-out tasks."""
     out.mkdir(parents=True, exist_ok=True)
-    weights = {}
-    for name, p in model.named_parameters():
-        weights[name] = p.detach().bfloat16().contiguous()
+    weights = {name: p.bfloat16() for name, p in model.state_dict().items()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    configs = dict(
-        config=config_of(model),
-        generation_config=GENERATION_CONFIG,
-        tokenizer_config=TOKENIZER_CONFIG)
-    for name, values in configs.items():
+    for name, values in SETTINGS.items():
         (out / f"{name}.json").write_text(json.dumps(values, indent=2) + "\n")
     tokenizer.save(str(out / "tokenizer.json"))
     lines = [json.dumps(task) + "\n" for task in heldout()]
