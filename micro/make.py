@@ -78,15 +78,9 @@ SETTINGS = dict(
 
 @dataclass(frozen=True)
 class Row:
-    """Holds a training row as token ids. Prompt and answer are tokenised apart, as in generation, because the
-    newline between them would merge with the answer."""
-    prompt: list[int]
-    answer: list[int]                   # with the end token
-
-    @property
-    def n_tokens(self) -> int:
-        """Counts the tokens of prompt and answer together."""
-        return len(self.prompt) + len(self.answer)
+    """Holds a training row as token ids."""
+    ids: list[int]                      # prompt, answer and end token
+    n_prompt: int                       # how many of them are the prompt's
 
 
 def train_tokenizer(n: int = 20000) -> Tokenizer:
@@ -113,15 +107,15 @@ def train_tokenizer(n: int = 20000) -> Tokenizer:
 def pool_batches(key: str, mixture: dict[str, float], tokenizer: Tokenizer) -> list[list[Row]]:
     """Returns batches of fresh examples in random order. The rows of a batch have similar lengths."""
     rng = Random(key)
-    examples = [data.example(rng, mixture=mixture) for _ in range(ROWS * BATCHES_PER_POOL)]
-    prompts = tokenizer.encode_batch([example.prompt for example in examples])
-    answers = tokenizer.encode_batch([example.answer for example in examples])
     rows = []
-    for prompt, answer in zip(prompts, answers):
-        row = Row(prompt.ids, answer.ids + [EOS])
-        if row.n_tokens <= MAX_TOKENS:
-            rows.append(row)
-    rows.sort(key=lambda row: row.n_tokens)
+    for _ in range(ROWS * BATCHES_PER_POOL):
+        example = data.example(rng, mixture=mixture)
+        # Tokenised apart, as in generation: the newline between them would merge with the answer.
+        prompt = tokenizer.encode(example.prompt).ids
+        answer = tokenizer.encode(example.answer).ids + [EOS]
+        if len(prompt + answer) <= MAX_TOKENS:
+            rows.append(Row(prompt + answer, len(prompt)))
+    rows.sort(key=lambda row: len(row.ids))
     batches = []
     for i in range(0, len(rows) - ROWS + 1, ROWS):
         batches.append(rows[i:i + ROWS])
@@ -134,9 +128,9 @@ def tensors(batch: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     ids = []
     mask = []
     for row in batch:
-        ids.append(torch.tensor(row.prompt + row.answer))
-        # The prompt's first token is nobody's target.
-        mask.append(torch.tensor([0.] * (len(row.prompt) - 1) + [1.] * len(row.answer)))
+        ids.append(torch.tensor(row.ids))
+        is_answer = torch.arange(len(row.ids)) >= row.n_prompt
+        mask.append(is_answer[1:].float())          # the prompt's first token is nobody's target
     return pad_sequence(ids, batch_first=True, padding_value=PAD), pad_sequence(mask, batch_first=True)
 
 
@@ -199,7 +193,7 @@ def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, floa
                 opt.step()
                 opt.zero_grad()
             step += 1
-            n_tokens += sum(row.n_tokens for row in batch)
+            n_tokens += sum(len(row.ids) for row in batch)
         pool += 1
         print(f"step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {fmean(losses):.4f}  lr {rate:.1e}",
               flush=True)
