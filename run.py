@@ -599,11 +599,12 @@ def write_checkpoint(run: RunDir, state: State, setup: Setup) -> None:
         tasks_file=setup.tasks_hash,
         totals=state.totals,
         logs=run.sizes(),
-        optimizer_steps=state.adam.steps.tolist())
-    lists = dict(members=state.members, heldout=state.heldout, unseen=state.unseen, seeds=state.archive.seeds)
-    for name, things in lists.items():
-        metadata[name] = list(map(asdict, things))
-    (part / "state.json").write_text(json.dumps(metadata))
+        optimizer_steps=state.adam.steps.tolist(),
+        members=state.members,
+        heldout=state.heldout,
+        unseen=state.unseen,
+        seeds=state.archive.seeds)
+    (part / "state.json").write_text(json.dumps(metadata, default=asdict))
     # On the disk before the name says so. Windows syncs only what is open for writing.
     for file in [*run.path.glob("*.jsonl"), *part.rglob("*.*")]:
         with open(file, "r+b") as f:
