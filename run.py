@@ -23,7 +23,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -231,8 +230,7 @@ class Stopwatch:
 @contextlib.contextmanager
 def stop_flag() -> Iterator[list[str]]:
     """Yields a list to which SIGINT and SIGTERM add their names, for the loop to look at when a step ends. A
-    second SIGINT leaves at once: the last checkpoint stands. In a thread, which may not take over signals,
-    the list stays empty."""
+    second SIGINT leaves at once: the last checkpoint stands. In a thread the list stays empty."""
     stopped = []
 
     def on_signal(number: int, frame: object) -> None:
@@ -242,7 +240,7 @@ def stop_flag() -> Iterator[list[str]]:
         print("\nends after this step (Ctrl-C once more: at once)", file=sys.stderr)
 
     before = {}
-    if threading.current_thread() is threading.main_thread():
+    with contextlib.suppress(ValueError):               # a thread may not take over signals
         for number in signal.SIGINT, signal.SIGTERM:
             before[number] = signal.signal(number, on_signal)
     try:
