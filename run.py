@@ -424,21 +424,20 @@ def founders(cfg: Config) -> list[Member]:
     return members
 
 
-def init_adapters(adapters: Adapters, seed: int, given: str, base_hash: str) -> None:
-    """Fills the adapters with those of --init, `given`, or draws them. Raises UserError for another number of
-    them."""
-    if not given:
+def init_adapters(setup: Setup) -> None:
+    """Fills the adapters with those of --init, or draws them. Raises UserError for another number of them."""
+    cfg, adapters = setup.cfg, setup.adapters
+    if not cfg.init:
         for slot in range(adapters.n_members):
-            own_seed = selfplay.make_rng(seed, 0, selfplay.INIT, slot).getrandbits(60)
+            own_seed = selfplay.make_rng(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60)
             adapters.init_member(slot, torch.Generator().manual_seed(own_seed))
         return
-    found = peft_directories(given)
-    n = adapters.n_members
-    if len(found) != n:
-        raise UserError(f"--init {given} holds {len(found)} adapters for {n} members: give a directory with "
-                        "one PEFT folder for each")
+    found = peft_directories(cfg.init)
+    if len(found) != adapters.n_members:
+        raise UserError(f"--init {cfg.init} holds {len(found)} adapters for {adapters.n_members} members: "
+                        "give a directory with one PEFT folder for each")
     for slot, path in enumerate(found):
-        load_peft(adapters, slot, path, base_hash)
+        load_peft(adapters, slot, path, setup.base_hash)
 
 
 def init_state(setup: Setup) -> State:
@@ -447,7 +446,7 @@ def init_state(setup: Setup) -> State:
     cfg = setup.cfg
     if setup.tasks_hash:                # looked at once: the steps run them again
         selfplay.make_tasks(setup, read_given(cfg.tasks, cfg.task_types), f"--tasks {cfg.tasks}")
-    init_adapters(setup.adapters, cfg.seed, cfg.init, setup.base_hash)
+    init_adapters(setup)
     heldout, unseen = [], []
     for task in held_out(setup):
         if task.kind in cfg.task_types:
