@@ -9,8 +9,6 @@
 A checkpoint is written under a temporary name and renamed: a kill at any moment leaves the previous one
 whole. Resuming cuts the logs back to where they were then, so that no step stands there twice.
 """
-import contextlib
-import dataclasses
 import datetime
 import hashlib
 import json
@@ -25,7 +23,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -38,16 +37,14 @@ except ImportError:                 # Windows has another lock
 import torch
 from safetensors.torch import load_file, save_file
 
-import rl
-import selfplay
 from common import UserError, json_object, read_log, readable
 from config import FREE, Config, flags_of, resolve_config, spelled
 from evolve import ROLES, Member, member_order, spread
 from lora import TARGETS, Adapters, name_of
 from model import Base, Model, ModelConfig
 from ranks import DTYPES, Ranks, pick_dtype
-from rl import Adam
-from selfplay import RATINGS, ProposalRecord, Setup
+from rl import CHUNK, Adam
+from selfplay import INIT, RATINGS, ProposalRecord, Setup, make_rng, make_tasks
 from tasks import FRESH, IDENTITY, TASK_TYPES, read_given, read_tasks
 from tasks.archive import Archive
 from tasks.base import Proposal, Task
@@ -115,7 +112,7 @@ class RunDir:
         """Lets `best` point to a checkpoint. A kill in between leaves the old link."""
         part = self.path / "best.part"
         part.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):                  # Windows lets not everybody make links
+        with suppress(OSError):                             # Windows lets not everybody make links
             part.symlink_to(f"step_{step}", target_is_directory=True)
             part.replace(self.path / "best")
 
@@ -227,7 +224,7 @@ class Stopwatch:
         self.last = now
 
 
-@contextlib.contextmanager
+@contextmanager
 def stop_flag() -> Iterator[list[str]]:
     """Yields a list to which SIGINT and SIGTERM add their names, for the loop to look at when a step ends. A
     second SIGINT leaves at once: the last checkpoint stands. In a thread the list stays empty."""
@@ -240,7 +237,7 @@ def stop_flag() -> Iterator[list[str]]:
         print("\nends after this step (Ctrl-C once more: at once)", file=sys.stderr)
 
     before = {}
-    with contextlib.suppress(ValueError):               # a thread may not take over signals
+    with suppress(ValueError):                          # a thread may not take over signals
         for number in signal.SIGINT, signal.SIGTERM:
             before[number] = signal.signal(number, on_signal)
     try:
@@ -291,7 +288,7 @@ def memory_plan(cfg: Config, shape: ModelConfig, dtype: torch.dtype, free: float
     cache = cfg.rollout_batch * length * shape.num_hidden_layers * keys * size
     tokens = cfg.tokens_per_microbatch
     width = 10 * shape.hidden_size + 4 * shape.intermediate_size
-    update = tokens * shape.num_hidden_layers * width * size + min(rl.CHUNK, tokens * shape.vocab_size) * 12
+    update = tokens * shape.num_hidden_layers * width * size + min(CHUNK, tokens * shape.vocab_size) * 12
     peak = weights + adapters + max(cache, update)
     table = ""
     for n_bytes, use in (
@@ -352,7 +349,7 @@ def prepare(cfg: Config, ranks: Ranks) -> tuple[Config, Base]:
     if cfg.prompt_format == "micro" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)        # on small matrices threads wait longer than they compute
     base = load_base(cfg.base, dtype, ranks.device, int8=cfg.dtype == "int8")
-    return cfg, dataclasses.replace(base, prompt_format=cfg.prompt_format)
+    return cfg, replace(base, prompt_format=cfg.prompt_format)
 
 
 def open_run(path: str, cfg: Config, writes: bool) -> tuple[RunDir, list[int]]:
@@ -414,7 +411,7 @@ def founders(cfg: Config) -> list[Member]:
     roles."""
     members = []
     for number, role in enumerate(ROLES):
-        rng = selfplay.make_rng(cfg.seed, -1, selfplay.INIT, number)
+        rng = make_rng(cfg.seed, -1, INIT, number)
         has_own_rate = hasattr(cfg, f"lr_{role}")
         factor = 1.0 if has_own_rate else cfg.lr_spread
         for i, scale in enumerate(spread(cfg.pop // 2, factor, rng)):
@@ -429,7 +426,7 @@ def init_adapters(setup: Setup) -> None:
     cfg, adapters = setup.cfg, setup.adapters
     if not cfg.init:
         for slot in range(adapters.n_members):
-            own_seed = selfplay.make_rng(cfg.seed, 0, selfplay.INIT, slot).getrandbits(60)
+            own_seed = make_rng(cfg.seed, 0, INIT, slot).getrandbits(60)
             adapters.init_member(slot, torch.Generator().manual_seed(own_seed))
         return
     found = peft_directories(cfg.init)
@@ -445,7 +442,7 @@ def init_state(setup: Setup) -> State:
     for a task that the user gave and that is not valid."""
     cfg = setup.cfg
     if setup.tasks_hash:                # looked at once: the steps run them again
-        selfplay.make_tasks(setup, read_given(cfg.tasks, cfg.task_types), f"--tasks {cfg.tasks}")
+        make_tasks(setup, read_given(cfg.tasks, cfg.task_types), f"--tasks {cfg.tasks}")
     init_adapters(setup)
     heldout, unseen = [], []
     for task in held_out(setup):
@@ -453,7 +450,7 @@ def init_state(setup: Setup) -> State:
             heldout.append(task)
         else:
             unseen.append(task)
-    first = selfplay.make_tasks(setup, seeds(cfg.task_types), "seed")
+    first = make_tasks(setup, seeds(cfg.task_types), "seed")
     return State(
         step=0,
         members=founders(cfg),
@@ -480,7 +477,7 @@ def held_out(setup: Setup) -> list[Task]:
         if kind not in cfg.task_types:
             most = math.ceil(most / 3)
         chosen += own[:most]
-    return selfplay.make_tasks(setup, chosen, str(path))
+    return make_tasks(setup, chosen, str(path))
 
 
 def seeds(task_types: tuple[str, ...]) -> list[Proposal]:
@@ -500,7 +497,7 @@ def archive_of(tasks: list[Task]) -> Archive:
     archive = Archive()
     for task in tasks:
         structure = TASK_TYPES[task.kind].structure(task.program)
-        archive.add(dataclasses.replace(task, id=archive.n_added), structure)
+        archive.add(replace(task, id=archive.n_added), structure)
     return archive
 
 
@@ -511,7 +508,7 @@ def begin(run: RunDir, setup: Setup, step: int) -> None:
     if ranks.device.type == "cuda":
         device = torch.cuda.get_device_name()
     commit = ""
-    with contextlib.suppress(OSError):              # git is not installed
+    with suppress(OSError):                         # git is not installed
         words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
         commit = subprocess.run(words, capture_output=True, text=True).stdout.strip()
     run.write_json("config.json", flags_of(cfg))
