@@ -136,9 +136,7 @@ def proposal(rng: Random, kind: str = "") -> Exchange:
         clauses, _ = programs.puzzle(rng, pick(rng, N_PROPOSED_VARIABLES))
         return asked("logic", PROPOSE), "\n".join(clauses)
     p = programs.generate(rng, pick(rng, N_PROPOSED), p_hard=P_HARD_PROPOSED)
-    type_of_input = type(p.x).__name__
-    kind = rng.choice(("code_o", "code_i"))
-    prompt = asked(kind, PROPOSE, type=type_of_input)
+    prompt = asked(rng.choice(("code_o", "code_i")), PROPOSE, type=type(p.x).__name__)
     return prompt, f"{program_text(p.body)}f({literal(p.x)})"
 
 

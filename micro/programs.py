@@ -340,8 +340,7 @@ def puzzle(rng: Random, n: int, reserved: bool = False) -> tuple[list[str], Worl
         if clauses is None:
             continue
         texts = needed(worlds, clauses)
-        used = "".join(texts).replace("or", "").replace("not", "")
-        if set(VARIABLES[:n]) <= set(used) and held_out("\n".join(texts)) == reserved:
+        if set(VARIABLES[:n]) <= set("".join(texts)) and held_out("\n".join(texts)) == reserved:
             return texts, model
 
 
