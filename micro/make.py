@@ -31,6 +31,7 @@ from weights import read_weights
 PRE_TOKENS = r"\[::-1\]|[A-Z]|[\[,]\d|\d|[^\dA-Z\[,]+|[\[,]"
 SEED = 1
 PAD, EOS = 0, 1
+NO_TARGET = -100                # F.cross_entropy leaves it out
 VOCAB = 384
 SHAPE = dict(
     hidden_size=128,
@@ -124,14 +125,15 @@ def pool_batches(key: str, mixture: dict[str, float], tokenizer: Tokenizer) -> l
 
 
 def tensors(batch: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns ids (B, T), padded on the right, and the float mask (B, T-1) of the targets in answers."""
+    """Returns ids (B, T), padded on the right, and targets (B, T-1): the next token if it is in an answer."""
     ids = []
-    mask = []
+    targets = []
     for row in batch:
         ids.append(torch.tensor(row.ids))
-        is_answer = torch.arange(len(row.ids)) >= row.n_prompt
-        mask.append(is_answer[1:].float())          # the prompt's first token is nobody's target
-    return pad_sequence(ids, batch_first=True, padding_value=PAD), pad_sequence(mask, batch_first=True)
+        unasked = [NO_TARGET] * (row.n_prompt - 1)          # the prompt's first token is nobody's target
+        targets.append(torch.tensor(unasked + row.ids[row.n_prompt:]))
+    return (pad_sequence(ids, batch_first=True, padding_value=PAD),
+            pad_sequence(targets, batch_first=True, padding_value=NO_TARGET))
 
 
 def new_model() -> Model:
@@ -151,10 +153,9 @@ def new_model() -> Model:
 
 def loss_of(model: Model, batch: list[Row]) -> torch.Tensor:
     """Returns the loss in nats per answer token."""
-    ids, mask = tensors(batch)
+    ids, targets = tensors(batch)
     logits = model.logits(model(ids[:, :-1]))                               # (B, T-1, V)
-    nll = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-    return (nll * mask.flatten()).sum() / mask.sum()
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def learning_rate(peak: float, step: int, n_left: float, n_tokens: float) -> float:

@@ -138,9 +138,9 @@ def test_tokenizer_round_trip(tokenizer):
 
 
 def test_loss_is_on_answers_only():
-    ids, mask = make.tensors([make.Row([5, 6, 7, 8, make.EOS], 3), make.Row([9, 10, 11, 12, make.EOS], 1)])
+    ids, targets = make.tensors([make.Row([5, 6, 7, 8, make.EOS], 3), make.Row([9, 10, 11, 12, make.EOS], 1)])
     assert ids.tolist() == [[5, 6, 7, 8, make.EOS], [9, 10, 11, 12, make.EOS]]
-    assert (ids[:, 1:] * mask).tolist() == [[0, 0, 8, make.EOS], [10, 11, 12, make.EOS]]
+    assert targets.tolist() == [[-100, -100, 8, make.EOS], [10, 11, 12, make.EOS]]
 
 
 def test_the_second_phase_starts_from_the_first(tmp_path, tokenizer, monkeypatch):
