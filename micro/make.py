@@ -11,7 +11,6 @@ as training goes, and no program reserved for evaluation enters them. Every draw
 number of the pool of examples, and the schedule counts tokens, so a run can be repeated.
 """
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -48,6 +47,7 @@ ROWS = 96                       # of a batch
 BATCHES_PER_POOL = 48
 MAX_TOKENS = 152                # of a row
 COMMITTED = Path(__file__).parent
+Row = tuple[torch.Tensor, torch.Tensor]         # a training row: token ids (T,), and their targets (T-1,)
 # The base's files of settings, without their ending: a Qwen2 with our prompt format
 SETTINGS = dict(
     config=dict(
@@ -77,13 +77,6 @@ SETTINGS = dict(
         padding_side="left"))
 
 
-@dataclass(frozen=True)
-class Row:
-    """Holds a training row as token ids."""
-    ids: list[int]                      # prompt, answer and end token
-    n_prompt: int                       # how many of them are the prompt's
-
-
 def train_tokenizer(n: int = 20000) -> Tokenizer:
     """Returns a BPE over n examples. Ids 0 and 1 are <pad> and <eos>; printable ASCII and newline are in
     it."""
@@ -105,35 +98,29 @@ def train_tokenizer(n: int = 20000) -> Tokenizer:
     return tokenizer
 
 
+def row_of(example: data.Example, tokenizer: Tokenizer) -> Row:
+    """Returns a training row. Prompt and answer are tokenised apart, as in generation, because the newline
+    between them would merge with the answer."""
+    prompt = tokenizer.encode(example.prompt).ids
+    answer = tokenizer.encode(example.answer).ids + [EOS]
+    unasked = [NO_TARGET] * (len(prompt) - 1)           # the prompt's first token is nobody's target
+    return torch.tensor(prompt + answer), torch.tensor(unasked + answer)
+
+
 def pool_batches(key: str, mixture: dict[str, float], tokenizer: Tokenizer) -> list[list[Row]]:
     """Returns batches of fresh examples in random order. The rows of a batch have similar lengths."""
     rng = Random(key)
     rows = []
     for _ in range(ROWS * BATCHES_PER_POOL):
-        example = data.example(rng, mixture=mixture)
-        # Tokenised apart, as in generation: the newline between them would merge with the answer.
-        prompt = tokenizer.encode(example.prompt).ids
-        answer = tokenizer.encode(example.answer).ids + [EOS]
-        if len(prompt + answer) <= MAX_TOKENS:
-            rows.append(Row(prompt + answer, len(prompt)))
-    rows.sort(key=lambda row: len(row.ids))
+        row = row_of(data.example(rng, mixture=mixture), tokenizer)
+        if len(row[0]) <= MAX_TOKENS:
+            rows.append(row)
+    rows.sort(key=lambda row: len(row[0]))
     batches = []
     for i in range(0, len(rows) - ROWS + 1, ROWS):
         batches.append(rows[i:i + ROWS])
     rng.shuffle(batches)
     return batches
-
-
-def tensors(batch: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns ids (B, T), padded on the right, and targets (B, T-1): the next token if it is in an answer."""
-    ids = []
-    targets = []
-    for row in batch:
-        ids.append(torch.tensor(row.ids))
-        unasked = [NO_TARGET] * (row.n_prompt - 1)          # the prompt's first token is nobody's target
-        targets.append(torch.tensor(unasked + row.ids[row.n_prompt:]))
-    return (pad_sequence(ids, batch_first=True, padding_value=PAD),
-            pad_sequence(targets, batch_first=True, padding_value=NO_TARGET))
 
 
 def new_model() -> Model:
@@ -153,8 +140,10 @@ def new_model() -> Model:
 
 def loss_of(model: Model, batch: list[Row]) -> torch.Tensor:
     """Returns the loss in nats per answer token."""
-    ids, targets = tensors(batch)
-    logits = model.logits(model(ids[:, :-1]))                               # (B, T-1, V)
+    ids, targets = zip(*batch)
+    ids = pad_sequence(ids, batch_first=True, padding_value=PAD)                        # (B, T)
+    targets = pad_sequence(targets, batch_first=True, padding_value=NO_TARGET)          # (B, T-1)
+    logits = model.logits(model(ids[:, :-1]))                                           # (B, T-1, V)
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
@@ -194,7 +183,7 @@ def train(model: Model, tokenizer: Tokenizer, seed: str, mixture: dict[str, floa
                 opt.step()
                 opt.zero_grad()
             step += 1
-            n_tokens += sum(len(row.ids) for row in batch)
+            n_tokens += sum(len(ids) for ids, _ in batch)
         pool += 1
         print(f"step {step:6d}  tokens {n_tokens / 1e6:6.2f}M  loss {fmean(losses):.4f}  lr {rate:.1e}",
               flush=True)

@@ -137,10 +137,17 @@ def test_tokenizer_round_trip(tokenizer):
     assert {"[1", "2", ",3", "A", "B"} <= set(tokenizer.encode("f([12,3,'AB'])").tokens)
 
 
-def test_loss_is_on_answers_only():
-    ids, targets = make.tensors([make.Row([5, 6, 7, 8, make.EOS], 3), make.Row([9, 10, 11, 12, make.EOS], 1)])
-    assert ids.tolist() == [[5, 6, 7, 8, make.EOS], [9, 10, 11, 12, make.EOS]]
-    assert targets.tolist() == [[-100, -100, 8, make.EOS], [10, 11, 12, make.EOS]]
+def test_loss_is_on_answers_only(tokenizer):
+    """And on their end token, whatever else the batch pads."""
+    batch = [make.row_of(data.Example("out", prompt, answer), tokenizer) for prompt, answer in (("f(1)\n", "=A"), ("B", "[1,2]"))]
+    model, answers = make.new_model(), 0
+    for (ids, targets), answer in zip(batch, ("=A", "[1,2]")):
+        asked = targets != make.NO_TARGET
+        assert tokenizer.decode(targets[asked].tolist(), skip_special_tokens=False) == f"{answer}<eos>"
+        assert (ids[1:] == targets)[asked].all() and asked.tolist() == sorted(asked.tolist())
+        answers += asked.sum() * make.loss_of(model, [(ids, targets)])
+    n = sum((targets != make.NO_TARGET).sum() for _, targets in batch)
+    torch.testing.assert_close(make.loss_of(model, batch), answers / n)
 
 
 def test_the_second_phase_starts_from_the_first(tmp_path, tokenizer, monkeypatch):
