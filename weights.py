@@ -199,9 +199,11 @@ def end_tokens(path: Path, tokenizer: object) -> tuple[int, ...]:
             found += ids if isinstance(ids, list) else [ids]
     ids = set()
     for token in found:
-        if not (token is None or isinstance(token, int)):
+        if token is None:
+            continue
+        if not isinstance(token, int):
             raise UserError(f"{path}: eos_token_id {token!r:.40} is no number")
-        if token is not None and token >= 0:
+        if token >= 0:
             ids.add(token)
     if not ids:
         raise UserError(f"{path}: no eos_token_id in config.json, generation_config.json or the tokenizer: "
