@@ -136,10 +136,7 @@ def read_config(path: Path) -> ModelConfig:
     full["rope_parameters"] = rope | {original: length}
     # No row is to be longer than the window: within it all keys are seen.
     full["max_position_embeddings"] = min(context, config.get("sliding_window") or context)
-    known = {}
-    for f in fields(ModelConfig):
-        if f.name in full:
-            known[f.name] = full[f.name]
+    known = {f.name: full[f.name] for f in fields(ModelConfig) if f.name in full}
     return ModelConfig(**known)
 
 
