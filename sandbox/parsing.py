@@ -11,7 +11,6 @@ from common import Refused, refuse_unless
 MAX_CHARS = 8000
 MAX_BRACKETS = 24       # open brackets at once, strings and comments not counted, but f-strings
 MAX_DEPTH = 100         # levels of the tree; a chain of 60 elif is still below it
-NUMBERS = (int, float, complex)
 # a string that is not closed ends with its line, so that each character is looked at once; [1]: the f of f""
 STRING_OR_COMMENT = re.compile(r"#[^\n]*|([fFtT][rR]?|[rR][fFtT])?(?:'''.*?'''|\"\"\".*?\"\"\"|"
                                r"'(?:\\.|[^'\\\n])*'?|\"(?:\\.|[^\"\\\n])*\"?)", re.S)
@@ -68,41 +67,21 @@ def without_text(match: re.Match) -> str:
     return "0" + "(" * n_open + ")" * n_open
 
 
-def literal(node: ast.expr | None) -> object:
-    """Returns the value of a literal, as Python reads one. Raises ValueError for anything else."""
-    match node:
-        case ast.Constant(value) if value is not ...:
-            return value
-        case ast.List(items):
-            return [literal(item) for item in items]
-        case ast.Tuple(items):
-            return tuple([literal(item) for item in items])
-        case ast.Set(items):
-            return {literal(item) for item in items}
-        case ast.Call(ast.Name("set"), [], []):
-            return set()
-        case ast.Dict(keys, values):
-            return {literal(key): literal(value) for key, value in zip(keys, values)}
-        case ast.UnaryOp(ast.USub() | ast.UAdd() as sign, ast.Constant(number)) if type(number) in NUMBERS:
-            return -number if isinstance(sign, ast.USub) else number
-        case ast.BinOp(left, ast.Add() | ast.Sub() as sign, ast.Constant(complex() as imaginary)):
-            real = literal(left)
-            if type(real) in (int, float):
-                return real - imaginary if isinstance(sign, ast.Sub) else real + imaginary
-    raise ValueError("not a literal")
-
-
-def literals(nodes: list[ast.expr]) -> list:
-    """Returns the values of literals. Raises Refused if one is not a literal."""
+def literal(node: ast.expr) -> object:
+    """Returns the value of a literal, as Python reads one. Raises Refused for anything else, also for `...`,
+    which would be shown as a name."""
     try:
-        return [literal(node) for node in nodes]
-    except (ValueError, TypeError):         # TypeError: {[1]} is syntax, but a list has no hash
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, OverflowError):      # TypeError: {[1]}; OverflowError: 9...9 + 1j
         raise Refused("not_literal") from None
+    for part in ast.walk(node):
+        refuse_unless(getattr(part, "value", None) is not ..., "not_literal")
+    return value
 
 
 def arguments(text: str) -> list:
     """Returns the values of the literals between the brackets of a call. Raises Refused for anything else."""
     match parse(f"f({text} \n)").body:         # the line feed ends a comment
         case [ast.Expr(ast.Call(ast.Name("f"), given, []))]:
-            return literals(given)
+            return [literal(node) for node in given]
     raise Refused("not_literal: more than the arguments of a call")

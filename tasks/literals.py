@@ -6,7 +6,7 @@ import ast
 import re
 
 from common import Refused
-from sandbox.parsing import literals, parse, unparse
+from sandbox.parsing import literal, parse, unparse
 
 # An opening fence: what stands before it (a quotation, a list), its run, its name. Words behind the name say
 # nothing.
@@ -58,8 +58,7 @@ def value_of(text: str) -> object:
     """Returns the value of the literal that a text is. Raises Refused unless it is one."""
     match parse(bare(text)).body:
         case [ast.Expr(node)]:
-            [value] = literals([node])
-            return value
+            return literal(node)
     raise Refused("not_literal")
 
 
@@ -69,7 +68,8 @@ def canonical_arguments(text: str) -> str:
     call = text if re.match(r"f\s*\(", text) else f"f({text}\n)"        # the line feed ends a comment
     match parse(call).body:
         case [ast.Expr(ast.Call(ast.Name("f"), args, []))]:
-            literals(args)
+            for argument in args:
+                literal(argument)           # refuses what is none
             return ", ".join(map(unparse, args))
     raise Refused("not_literal")
 

@@ -184,7 +184,7 @@ def test_arguments_are_literals_between_the_brackets_of_a_call(text, arguments):
 
 @pytest.mark.parametrize("text, value", [
     ("1, 2", (1, 2)), ("`[1]`  ", [1]), ("[1]  # one", [1]), ("1+2j", 1 + 2j), ("set()", set()), ("'a' 'b'", "ab"),
-    *((text, None) for text in ("", "x = 1", "f(1)", "1\n2", "...", "1 + 1", "[*[1]]", "{{}: 1}", "1), (2", "[" * 30 + "]" * 30, "\0"))])
+    *((text, None) for text in ("", "x = 1", "f(1)", "1\n2", "...", "1 + 1", "[*[1]]", "{{}: 1}", "1), (2", "[" * 30 + "]" * 30, "\0", "9" * 400 + "+1j"))])
 def test_a_value_is_what_python_reads(text, value):
     if value is None:
         with pytest.raises(Refused):
