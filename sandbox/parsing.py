@@ -36,14 +36,20 @@ def parse(source: str, max_chars: int = MAX_CHARS) -> ast.Module:
         raise Refused("too_deep: Python's parser gave up") from None
     except (SyntaxError, ValueError, OverflowError) as error:   # ValueError: null bytes, lone surrogates
         raise Refused(f"syntax: {type(error).__name__}") from None
-    level = [tree]
-    for _ in range(MAX_DEPTH):
+    refuse_unless(depth(tree) <= MAX_DEPTH, f"too_deep: over {MAX_DEPTH} levels of syntax")
+    return tree
+
+
+def depth(tree: ast.AST) -> int:
+    """Returns how many nodes the longest path from the root has. Contexts such as ast.Load do not count."""
+    n_levels, level = 0, [tree]
+    while level:
+        n_levels += 1
         below = []
         for node in level:
             below += ast.iter_child_nodes(node)
         level = [node for node in below if not isinstance(node, ast.expr_context)]
-    refuse_unless(not level, f"too_deep: over {MAX_DEPTH} levels of syntax")
-    return tree
+    return n_levels
 
 
 def unparse(tree: ast.AST) -> str:

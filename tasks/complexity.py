@@ -2,7 +2,7 @@
 import ast
 import math
 
-from sandbox.parsing import parse
+from sandbox.parsing import depth, parse
 from tasks.programs import DEFINITIONS, bound_names
 
 # Where a path through the program may fork; a chain of and/or forks once for each operator in it.
@@ -31,18 +31,6 @@ def complexity(source: str) -> dict[str, float]:
         depth=depth(tree),
         cyclomatic=1 + n_forks,
         halstead=halstead_volume(tree))
-
-
-def depth(tree: ast.AST) -> int:
-    """Returns how many nodes the longest path from the root has. Contexts such as ast.Load do not count."""
-    n_levels, level = 0, [tree]
-    while level:
-        n_levels += 1
-        below = []
-        for node in level:
-            below += ast.iter_child_nodes(node)
-        level = [node for node in below if not isinstance(node, ast.expr_context)]
-    return n_levels
 
 
 def halstead_volume(tree: ast.AST) -> float:
