@@ -35,7 +35,7 @@ FINDS = "LD_LIBRARY_PATH", "PYTHONHOME"
 MAY_VARY = re.compile(r"[{@]|set|keys|items|cache|context|register|global|class|def .*=.*:|\.\w+ *=[^=]"
                       r"|^(?! |\n|\Z|def |from |import )", re.M)
 # What a child may say instead of a value; other names of errors are for the trainer to give.
-REASON = re.compile(r"error: |unsupported: |(too big|too big:( [0-9a-f]{64}){1,2}|not a literal)\Z")
+REASON = re.compile(r"error: |unsupported: |(too big|not a literal)\Z")
 
 
 @dataclass
@@ -205,12 +205,11 @@ def read_claims(raw: bytes, order: tuple[int, ...], end: str, profile: Profile) 
 @dataclass
 class Scheduler:
     """Holds the fork servers, one of each hash seed for each of `workers` processor cores, for one caller at
-    a time. limits: the Profile in force. options: what a fork server is started with (fork_server.prepare).
-    replaced counts the fork servers that had to be started again."""
+    a time. limits: the Profile in force. options: what a fork server is started with
+    (fork_server.prepare)."""
     workers: int
     limits: Profile
     options: dict
-    replaced: int = 0
     servers: list[ForkServer] = field(default_factory=list)
     busy: list[ForkServer] = field(default_factory=list)
     selector: selectors.PollSelector = field(default_factory=selectors.PollSelector)
@@ -237,7 +236,6 @@ class Scheduler:
         self.servers.pop(place).close()
         self.servers.insert(place, ForkServer(server.which, self.options))
         self.admit(self.servers[place])
-        self.replaced += 1
 
     def work_off(self, jobs: list) -> list[Case]:
         """Returns every job's Case, in order. An interruption kills what is under way."""
@@ -285,9 +283,9 @@ class Scheduler:
 
     def collect(self, queue: collections.deque, server: ForkServer, answered: bool) -> None:
         """Takes the answer of a fork server, or replaces the server if it is dead or stuck."""
-        died_idle = server not in self.busy
-        if not died_idle:
-            self.busy.remove(server)
+        if server not in self.busy:                     # it died while it had nothing to do
+            return self.replace(server)
+        self.busy.remove(server)
         try:
             if not answered:
                 raise OSError("the fork server is stuck")
@@ -295,8 +293,6 @@ class Scheduler:
         except OSError:
             self.replace(server)
             end, used_s, raw = "", 0.0, b""
-        if died_idle:
-            return
         run = server.run
         run.case.cpu_s += used_s
         if raw:
