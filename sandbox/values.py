@@ -32,7 +32,8 @@ def encode(value: object, depth: int = MAX_DEPTH, limit: int = MAX_TEXT) -> str:
     if kind is int:
         if -2**53 <= value <= 2**53:
             return repr(value)
-        if value.bit_length() > max_bits(limit):
+        most = MAX_BITS if limit <= MAX_TEXT else 2 * limit
+        if value.bit_length() > most:
             raise Unsupported("unsupported: integer of too many bits")
         return f'{{"i":"{value:x}"}}'
     if value is None:
@@ -58,11 +59,10 @@ def encode(value: object, depth: int = MAX_DEPTH, limit: int = MAX_TEXT) -> str:
 def encode_str(value: str, limit: int) -> str:
     """Returns the canonical text of a string. Raises Unsupported if UTF-8 cannot hold it."""
     try:
-        if not fit(value, limit).isascii():
-            value = value.encode().decode()
-        return fit(quote(value), limit)
+        fit(value, limit).encode()
     except UnicodeEncodeError:
         raise Unsupported("unsupported: string with lone surrogates") from None
+    return fit(quote(value), limit)
 
 
 def encode_container(value: object, depth: int, limit: int) -> str:
@@ -88,11 +88,6 @@ def encode_container(value: object, depth: int, limit: int) -> str:
     return fit(CONTAINERS[id(kind)] + ",".join(texts) + end, limit)
 
 
-def max_bits(limit: int) -> int:
-    """Returns the bits of the longest integer in a text of at most `limit` characters."""
-    return MAX_BITS if limit <= MAX_TEXT else 2 * limit
-
-
 def fit(text: str | bytes, limit: int) -> str | bytes:
     """Returns the text. Raises Unsupported("too big") if it is longer than the limit. Every level asks,
     because shared references could make a short value long."""
@@ -104,7 +99,7 @@ def fit(text: str | bytes, limit: int) -> str | bytes:
 def decode(text: str, limit: int = MAX_TEXT) -> object:
     """Returns the value of a canonical text. Raises ValueError for any text that encode() does not write."""
     try:
-        value = plain(json.loads(fit(text, limit)), max_bits(limit) // 4 + 25)
+        value = plain(json.loads(fit(text, limit)))
         if encode(value, limit=limit) != text:
             raise ValueError("not the canonical form")
         return value
@@ -112,27 +107,27 @@ def decode(text: str, limit: int = MAX_TEXT) -> object:
         raise ValueError(f"not canonical text: {e}") from None
 
 
-def plain(j: object, max_digits: int) -> object:
+def plain(j: object) -> object:
     """Returns the Python value of a JSON value. It is sloppy on purpose, because decode() writes the value
     out again and compares."""
     if type(j) is list:
-        return [plain(x, max_digits) for x in j]
+        return [plain(x) for x in j]
     if type(j) is not dict:
         return NAN if j != j else j
     (tag, v), = j.items()
     if tag == "i":
-        return int(v, 16) if len(v) < max_digits else v
+        return int(v, 16)
     if tag == "b":
         return bytes.fromhex(v)
     if tag == "c":
         return complex(*map(float, v))
     if tag == "t":
-        return tuple([plain(x, max_digits) for x in v])
+        return tuple([plain(x) for x in v])
     if tag == "d":
-        items = [(plain(k, max_digits), plain(x, max_digits)) for k, x in v]
+        items = [(plain(k), plain(x)) for k, x in v]
         keys = [key for key, _ in items]
     else:
-        keys = items = [plain(x, max_digits) for x in v]
+        keys = items = [plain(x) for x in v]
     # a forged set of values with one common hash would cost quadratic time here
     if max(Counter(map(hash, keys)).values(), default=0) > 64:
         raise ValueError("colliding keys")
