@@ -112,12 +112,12 @@ class Sandbox(Verifier):
 
     def send_canaries(self) -> dict[str, str]:
         """Runs harmless attacks through the normal path and returns what each met, by its name."""
-        verdict, = self.run([Job(CANARY, tuple(map(repr, CANARIES)))])
+        attacks = Job(CANARY, tuple(map(repr, CANARIES.values())))
+        verdict, loop = self.run([attacks, Job("def f():\n while True: pass", ("",), cpu_s=0.05)])
         met = {}
         for name, output, error in zip(CANARIES, verdict.outputs, verdict.errors):
             met[name] = json.loads(output) if output else error
-        end = self.run([Job("def f():\n while True: pass", ("",), cpu_s=0.05)])[0].end
-        return met | {"endless loop": "refused: timeout" if end == "timeout" else end}
+        return met | {"endless loop": "refused: timeout" if loop.end == "timeout" else loop.end}
 
     def find_tier(self) -> str:
         """Returns the tier, by the layers and by what the canaries meet. Raises UserError where one gets
@@ -238,19 +238,17 @@ CANARIES = {"open a file": "open('/etc/passwd')",
             "start a program": "os.execv('/bin/true', ['true'])",
             "signal the parent": "os.kill(os.getppid(), 0)",
             "call the kernel": "check(libc.unshare(0))"}
-PROBES = ", ".join(f"{name!r}: lambda: {attack}" for name, attack in CANARIES.items())
-CANARY = f"""import ctypes, os
+CANARY = """import ctypes, os
 libc = ctypes.CDLL(None)
 def check(result):
     if result < 0:
         raise PermissionError
-def f(name):
+def f(attack):
     try:
-        PROBES[name]()
+        eval(attack)
     except BaseException as e:
         return "refused: " + type(e).__name__
     return "ALLOWED"
-PROBES = {{{PROBES}}}
 """
 REQUIRED = "seccomp", "no_new_privs", "limit_as", "limit_core", "limit_fsize"
 

@@ -110,7 +110,7 @@ def test_tiers_and_refusal(narrow, monkeypatch):
     for layer in "seccomp", "no_capabilities", "no_new_privs", "not_dumpable", *limits:
         assert narrow.report[layer] == "ok", layer
     pytest.raises(UserError, Sandbox, workers=1, without=("seccomp",)).match("refuses.*seccomp .left out")
-    monkeypatch.setattr(verifier, "CANARY", "def f(name): return 'ALLOWED'")
+    monkeypatch.setattr(verifier, "CANARY", "def f(attack): return 'ALLOWED'")
     pytest.raises(UserError, Sandbox, workers=1).match("open a file .ALLOWED")
 
 
