@@ -34,13 +34,13 @@ def arguments(text: str) -> tuple | None:
     """Returns the arguments, all literals, between the parentheses of a call, or None. Runs in the child
     only."""
     try:
-        node = ast.parse(f"f({text} \n)", mode="eval").body  # closes a comment, and joins no lines
-        # "1) or (True" and "1), (2" parse too, but not as one call of f
-        if type(node) is not ast.Call or type(node.func) is not ast.Name or node.keywords:
-            return None
-        return tuple([ast.literal_eval(argument) for argument in node.args])
+        # " \n" closes a comment, and joins no lines; "1) or (True" and "1), (2" parse too, but as no one call
+        match ast.parse(f"f({text} \n)", mode="eval").body:
+            case ast.Call(ast.Name(), given, []):
+                return tuple(map(ast.literal_eval, given))
     except BaseException:
-        return None
+        pass
+    return None
 
 
 def reason(error: BaseException) -> bytes:

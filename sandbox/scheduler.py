@@ -85,9 +85,8 @@ class ForkServer:
         self.job = os.memfd_create("job")
         self.result = os.memfd_create("result")
         self.control, theirs = socket.socketpair()
-        owner = os.pidfd_open(os.getpid())
-        proc = os.open("/proc", os.O_RDONLY)
-        fds = [self.result, self.job, theirs.fileno(), owner, proc]     # the order of the slots over there
+        lent = [theirs.detach(), os.pidfd_open(os.getpid()), os.open("/proc", os.O_RDONLY)]
+        fds = [self.result, self.job, *lent]            # the order of the slots over there
         environment = {name: os.environ[name] for name in FINDS if name in os.environ}
         environment |= dict(PYTHONHASHSEED=str(SEEDS[which]), LD_BIND_NOW="1", LC_ALL="C.UTF-8",
                             NANOPOPULORA_SANDBOX=json.dumps(dict(options, fds=fds, which=which)))
@@ -98,9 +97,8 @@ class ForkServer:
                                             pass_fds=fds, start_new_session=True, stdin=null, stdout=null,
                                             stderr=self.result)     # until it is locked up
         finally:
-            theirs.close()
-            os.close(owner)
-            os.close(proc)
+            for fd in lent:
+                os.close(fd)
 
     def ready(self) -> dict[str, str]:
         """Waits until the fork server is locked up and returns its layers. Raises OSError with the fork
