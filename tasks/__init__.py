@@ -6,13 +6,12 @@ and a place in TASK_TYPES.
 """
 import functools
 import importlib
-import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
 
 from common import Refused, UserError, json_object
-from tasks.base import Claim, Proposal, RunJobs, Task, TaskType, text_of
+from tasks.base import Proposal, RunJobs, Task, TaskType, text_of
 from tasks.code import Abduction, Deduction, Induction
 from tasks.logic import Logic
 from tasks.math import Math
@@ -124,24 +123,17 @@ def judge_answers(tasks: list[Task], answers: list[list[str | None]], limits: Li
                   run: RunJobs) -> list[list[str]]:
     """Returns the verdict on each answer to each task, as TaskType.grade says; None is malformed. `run` gets
     all jobs in one list, so that the sandbox works on many at once. Equal answers run once."""
-    different, jobs = [], []                    # a list for each task
-    for task, own in zip(tasks, answers, strict=True):
-        texts = [answer for answer in dict.fromkeys(own) if answer is not None]
-        different.append(texts)
-        jobs.append(TASK_TYPES[task.kind].answer_jobs(task, texts, limits))
-    results = iter(run(sum(jobs, [])))          # in the order of the jobs
+    jobs = {}                                   # by (place of the task, answer)
+    for i, (task, own) in enumerate(zip(tasks, answers, strict=True)):
+        for answer in own:
+            if answer is not None:
+                jobs[i, answer] = TASK_TYPES[task.kind].answer_job(task, answer, limits)
+    graded = {}
+    for (i, answer), ran in zip(jobs, run(list(jobs.values())), strict=True):
+        graded[i, answer] = TASK_TYPES[tasks[i].kind].grade(tasks[i], answer, ran, limits)
     verdicts = []
-    for task, own, texts, own_jobs in zip(tasks, answers, different, jobs):
-        claims = []
-        for result in itertools.islice(results, len(own_jobs)):
-            claims += map(Claim, result.outputs, result.errors)
-        # All answers to a task have equally many executions, in however many jobs.
-        n = len(claims) // max(1, len(texts))
-        graded = {None: "malformed"}
-        for i, text in enumerate(texts):
-            own_claims = claims[i * n:(i + 1) * n]
-            graded[text] = TASK_TYPES[task.kind].grade(task, text, own_claims, limits)
-        verdicts.append([graded[answer] for answer in own])
+    for i, own in enumerate(answers):
+        verdicts.append([graded.get((i, answer), "malformed") for answer in own])
     return verdicts
 
 

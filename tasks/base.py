@@ -74,19 +74,12 @@ class Task:
     parents: tuple[int, ...] = ()       # ids of the few-shot tasks shown
 
 
-@dataclass(frozen=True)
-class Claim:
-    """Holds what one execution returned, as a canonical text, or else its error."""
-    output: str | None
-    error: str | None
-
-
 class TaskType:
     """Holds what the task types share. A type has one method for each thing that it does. The methods here
     are those for a program and its input, and a type overrides what it does in another way.
 
     A proposal goes through read, check, key, job and make, which gives the Task. Attempts at a task go
-    through solve, which gives the Prompt, read_answer, answer_jobs and grade. Those that get a model's text
+    through solve, which gives the Prompt, read_answer, answer_job and grade. Those that get a model's text
     (read, check, make, read_answer) raise Refused("reason" or "reason: details") if it is not what was asked
     for."""
     name = ""
@@ -238,14 +231,14 @@ class TaskType:
         is no answer of this type."""
         return block
 
-    def answer_jobs(self, task: Task, answers: list[str], limits: Limits) -> list[Job]:
-        """Returns the jobs that verify different answers to a task, with equally many executions for each
-        answer. Answers that are programs have a job each, because they could count their calls."""
-        return []
+    def answer_job(self, task: Task, answer: str, limits: Limits) -> Job:
+        """Returns the execution that verifies an answer, without inputs if nothing has to run. Each answer
+        has its own, because a program could count its calls."""
+        return Job("", ())
 
-    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
-        """Returns "correct", "wrong", "malformed", UNJUDGED or VIOLATION. The claims are what
-        the executions of this answer returned. There is none if it did not have to run."""
+    def grade(self, task: Task, answer: str, ran: Verdict, limits: Limits) -> str:
+        """Returns "correct", "wrong", "malformed", UNJUDGED or VIOLATION. `ran` says how the answer's job
+        went."""
         raise NotImplementedError
 
 

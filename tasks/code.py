@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from common import Refused, refuse_unless
 from sandbox.values import Unsupported, decode, encode, same
-from tasks.base import FAILED, UNJUDGED, VIOLATION, Claim, Proposal, Task, TaskType, shown_outputs
+from tasks.base import FAILED, UNJUDGED, VIOLATION, Proposal, Task, TaskType, shown_outputs
 from tasks.literals import canonical_arguments, stated_inputs, value_of
 from tasks.programs import Limits, binds_f
 from tasks.prompts import Answer
@@ -35,7 +35,7 @@ class Deduction(TaskType):
         except Unsupported:                     # no program returns it
             raise Refused("no_value") from None
 
-    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
+    def grade(self, task: Task, answer: str, ran: Verdict, limits: Limits) -> str:
         """Returns "correct" if an answer is the gold output."""
         if same(decode(answer), decode(task.outputs[0])):
             return "correct"
@@ -54,16 +54,16 @@ class Abduction(TaskType):
         refuse_unless(answer, "no_input")
         return answer
 
-    def answer_jobs(self, task: Task, answers: list[str], limits: Limits) -> list[Job]:
-        """Returns one job for each answer, because in one job the program could count its calls."""
-        return [Job(task.program, (answer,)) for answer in answers]
+    def answer_job(self, task: Task, answer: str, limits: Limits) -> Job:
+        """Returns the run of the task's program on the answer."""
+        return Job(task.program, (answer,))
 
-    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
+    def grade(self, task: Task, answer: str, ran: Verdict, limits: Limits) -> str:
         """Returns "correct" if the program returns the gold output, "wrong" also if it raises."""
-        claim, = claims
-        if claim.error == FAILED:
+        output, = ran.outputs
+        if FAILED in ran.errors:
             return UNJUDGED
-        if claim.output is not None and same(decode(claim.output), decode(task.outputs[0])):
+        if output is not None and same(decode(output), decode(task.outputs[0])):
             return "correct"
         return "wrong"
 
@@ -125,24 +125,22 @@ class Induction(TaskType):
         refuse_unless(binds_f(block), "no_entry")
         return block.strip("\n")
 
-    def answer_jobs(self, task: Task, answers: list[str], limits: Limits) -> list[Job]:
-        """Returns one job for each program, on the inputs that the student has not seen."""
+    def answer_job(self, task: Task, answer: str, limits: Limits) -> Job:
+        """Returns the run of the program on the inputs that the student has not seen."""
         # A program that has learned the shown pairs by heart gains nothing.
-        hidden = task.inputs[self.n_shown(task, limits):]
-        return [Job(answer, hidden) for answer in answers]
+        return Job(answer, task.inputs[self.n_shown(task, limits):])
 
-    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
+    def grade(self, task: Task, answer: str, ran: Verdict, limits: Limits) -> str:
         """Returns "correct" if every hidden output is reproduced, floats up to FLOAT_TOLERANCE."""
-        errors = [claim.error for claim in claims]
-        if VIOLATION in errors:
+        if VIOLATION in ran.errors:
             return VIOLATION
         hidden = task.outputs[self.n_shown(task, limits):]
-        for gold, claim in zip(hidden, claims, strict=True):
+        for gold, output, error in zip(hidden, ran.outputs, ran.errors, strict=True):
             # One wrong output decides, whatever the sandbox failed to run beside it.
-            is_right = claim.output is not None and close(decode(claim.output), decode(gold))
-            if not is_right and claim.error != FAILED:
+            is_right = output is not None and close(decode(output), decode(gold))
+            if not is_right and error != FAILED:
                 return "wrong"
-        if FAILED in errors:
+        if FAILED in ran.errors:
             return UNJUDGED
         return "correct"
 

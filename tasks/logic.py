@@ -11,7 +11,7 @@ from dataclasses import replace
 from common import refuse_unless
 from sandbox.parsing import unparse
 from sandbox.values import decode, encode
-from tasks.base import Claim, Proposal, Task, TaskType, text_of, texts_of
+from tasks.base import Proposal, Task, TaskType, text_of, texts_of
 from tasks.programs import Limits, entry, names_in, tree_of
 from tasks.prompts import LOGIC_TOPICS, Answer
 from verifier import Verdict
@@ -127,7 +127,7 @@ class Logic(TaskType):
         refuse_unless(sorted(values) == names, "syntax")
         return assignment_text([values[name] for name in names])
 
-    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
+    def grade(self, task: Task, answer: str, ran: Verdict, limits: Limits) -> str:
         """Returns "correct" if an answer is the gold assignment."""
         if answer == assignment_text(decode(task.outputs[0])):
             return "correct"

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from common import Refused, refuse_unless
 from sandbox.values import decode
-from tasks.base import Claim, Proposal, Task, TaskType, first_program, text_of
+from tasks.base import Proposal, Task, TaskType, first_program, text_of
 from tasks.programs import Limits, normalise, tree_of
 from tasks.prompts import MATH_TOPICS, Answer
 from verifier import Verdict
@@ -152,7 +152,7 @@ class Math(TaskType):
         rational(block)
         return block
 
-    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
+    def grade(self, task: Task, answer: str, ran: Verdict, limits: Limits) -> str:
         """Returns "correct" if an answer is the gold number."""
         if rational(answer) == exact(decode(task.outputs[0])):
             return "correct"

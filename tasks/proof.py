@@ -15,7 +15,7 @@ from random import Random
 
 from common import Refused, UserError, refuse_unless
 from sandbox.values import encode
-from tasks.base import Claim, Proposal, Task, TaskType, text_of, texts_of
+from tasks.base import Proposal, Task, TaskType, text_of, texts_of
 from tasks.metamath import Assertion, Database, Mistake
 from tasks.programs import Limits, digest
 from tasks.prompts import TEMPLATES, Answer, Prompt, Template, fenced, template
@@ -302,7 +302,7 @@ class Proof(TaskType):
         refuse_unless(proof and "$" not in proof and len(proof) <= MAX_PROOF, "no_proof")
         return proof
 
-    def grade(self, task: Task, answer: str, claims: list[Claim], limits: Limits) -> str:
+    def grade(self, task: Task, answer: str, ran: Verdict, limits: Limits) -> str:
         """Checks the proof, in process, under its bound on work."""
         try:
             proved(load(limits.theory).fresh(), task.message, answer)
