@@ -89,9 +89,7 @@ class Induction(TaskType):
         texts = written.bodies_or_first("input")
         refuse_unless(texts, "no_input")
         inputs = {}                             # as Python prints an input -> as it was written
-        for text in dict.fromkeys(texts):
-            if len(inputs) >= limits.n_inputs:
-                break
+        for text in texts:
             for given, as_written in stated_inputs(text).items():
                 inputs.setdefault(given, as_written)
         # Inputs are tidied if programs are. One block may have stated more than were asked for.

@@ -272,12 +272,13 @@ def check_input(text: str, limits: Limits) -> None:
         given = arguments(text)
     except Refused as error:
         raise Refused("too_deep" if error.reason == "too_deep" else "not_literal") from None
-    check_range(given, limits, inside=True)
+    for value in given:
+        check_range(value, limits)
 
 
-def check_range(value: object, limits: Limits, inside: bool = False) -> None:
+def check_range(value: object, limits: Limits) -> None:
     """Raises Refused if a value, or one that it contains, is beyond max_number or max_items."""
-    for item in list(parts(value))[inside:]:
+    for item in parts(value):
         if isinstance(item, (int, float)):
             refuse_unless(abs(item) < limits.max_number, "value_range")
         elif isinstance(item, Sized):
