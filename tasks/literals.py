@@ -18,8 +18,8 @@ Blocks = list[tuple[str, str]]                   # (name, body) of each, in orde
 def read_blocks(text: str) -> Blocks:
     """Returns the fenced blocks of a text as (name or "", body), in order, without those that are empty.
 
-    A closing fence stands alone at the beginning of a line and is at least as long as the opening one. So a
-    fence in a docstring or behind a comment ends nothing. A block that nothing closes ends with the text."""
+    A fence in a docstring or behind a comment ends nothing. A block that nothing closes ends with the
+    text."""
     blocks = []
     fence = ""                                  # of the block that is open
     for line in text.replace("\r\n", "\n").split("\n"):
@@ -31,7 +31,8 @@ def read_blocks(text: str) -> Blocks:
             continue
         # In a quotation or in a list every line begins with what stands before the fence.
         line = re.sub(f"^[ \\t>]{{0,{len(margin)}}}", "", line)
-        if is_fence(line, fence):
+        # A closing fence stands alone, and is at least as long as the opening one.
+        if line.startswith(fence) and set(line.rstrip()) == {fence[0]}:
             fence = ""
         else:
             blocks[-1][1].append(line)
@@ -41,12 +42,6 @@ def read_blocks(text: str) -> Blocks:
         if body.strip():
             found.append((ALIASES.get(name, name), body))
     return found
-
-
-def is_fence(line: str, opening: str) -> bool:
-    """Returns whether a line is a closing fence of the block that `opening` has opened."""
-    line = line.rstrip()
-    return len(line) >= len(opening) and set(line) == {opening[0]}
 
 
 def bare(text: str) -> str:
