@@ -254,9 +254,7 @@ def text_of(row: dict, name: str, default: str | None = None) -> str:
 
 def texts_of(row: dict, name: str) -> list[str]:
     """Returns a list of texts in a line of a file of tasks, at least one. Raises UserError if it is none."""
-    if name not in row:
-        raise UserError(f"lacks {name!r}")
-    texts = row[name]
+    texts = row.get(name)
     is_list = isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)
     if not is_list:
         raise UserError(f"{name!r} must be a list of strings, and not empty")
