@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from sandbox.values import MAX_TEXT
 
 GO = struct.Struct("<III")     # to the fork server: bytes of the job, CPU ms, wall ms
-DONE = struct.Struct("<iIQ")    # from it: wait status, one of the next line, CPU microseconds
+DONE = struct.Struct("<iI")     # from it: wait status, one of the next line
 ON_TIME, LATE, STARVED = 0, 1, 2  # the wall clock ended the child: it slept, or it waited for a processor
 
 # What a program may import. All else raises ModuleNotFoundError, which names it, because no file can be

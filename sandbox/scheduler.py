@@ -43,7 +43,6 @@ class Case:
     """Holds a job and what has been seen of it."""
     job: object
     seen: tuple = field(default_factory=lambda: ({}, {}, {}))   # of a pass {input: (end, claims)}
-    cpu_s: float = 0.0
 
 
 @dataclass
@@ -131,17 +130,17 @@ class ForkServer:
         except OSError:
             pass                                        # it is dead, which poll() reports
 
-    def finish(self) -> tuple[str, float, bytes]:
-        """Returns how the child ended, its CPU seconds and what it claims, which is nothing if it got no
-        processor to run on. Raises OSError if the fork server is dead."""
+    def finish(self) -> tuple[str, bytes]:
+        """Returns how the child ended and what it claims, which is nothing if it got no processor to run on.
+        Raises OSError if the fork server is dead."""
         message = self.control.recv(DONE.size)
         if len(message) != DONE.size:
             raise OSError("the fork server is dead")
-        status, late, cpu_us = DONE.unpack(message)
+        status, late = DONE.unpack(message)
         if status == 0:
             end = "ok"
         elif late == STARVED:
-            return "", cpu_us / 1e6, b""
+            return "", b""
         elif late == LATE:
             end = "timeout"
         elif os.WIFSIGNALED(status):
@@ -150,7 +149,7 @@ class ForkServer:
             end = names.get(os.WTERMSIG(status), "crash")
         else:
             end = "exit"
-        return end, cpu_us / 1e6, os.pread(self.result, PROFILES[self.options["profile"]].max_file, 0)
+        return end, os.pread(self.result, PROFILES[self.options["profile"]].max_file, 0)
 
     def close(self) -> None:
         """Kills the fork server, and its child with it."""
@@ -287,12 +286,11 @@ class Scheduler:
         try:
             if not answered:
                 raise OSError("the fork server is stuck")
-            end, used_s, raw = server.finish()
+            end, raw = server.finish()
         except OSError:
             self.replace(server)
-            end, used_s, raw = "", 0.0, b""
+            end, raw = "", b""
         run = server.run
-        run.case.cpu_s += used_s
         if raw:
             self.absorb(queue, run, end, raw)
         elif run.tries < TRIES:                         # no program can take back that it began

@@ -22,7 +22,7 @@ def test_two_failures_are_not_seen_and_a_third_is_told(alone, monkeypatch, job, 
 
         def finish(server):
             told = real(server)
-            return told if next(left, None) is None else ("killed", 0.0, b"")
+            return told if next(left, None) is None else ("killed", b"")
         monkeypatch.setattr(scheduler.ForkServer, "finish", finish)
         verdict, = alone.run([job])
         assert (verdict.end, verdict.outputs, verdict.errors) == wanted

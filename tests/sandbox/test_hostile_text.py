@@ -19,7 +19,7 @@ DEED, events = f"__import__('os').system('touch {sys.argv[1]}')", []
 
 class NoSandbox:
     def run(jobs):
-        return [Verdict("ok", ("1",) * len(job.inputs), (None,) * len(job.inputs), 0.0) for job in jobs]
+        return [Verdict("ok", ("1",) * len(job.inputs), (None,) * len(job.inputs)) for job in jobs]
 
 def hook(event, args):
     if event == "compile":

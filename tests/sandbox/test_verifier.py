@@ -35,7 +35,6 @@ def test_ends(narrow):
     assert [one(narrow, code).end for code in (LOOP, LOOP.replace("2", "3"), ")")] == ["ok", "timeout", "ok"]
     verdict = one(narrow, "def f(x): return 1 / x", "0", "2")
     assert verdict.errors == ("error: ZeroDivisionError: division by zero", None) and verdict.outputs == (None, "0.5")
-    assert 0 < verdict.cpu_s < CPU_S
     assert narrow.run([]) == [] and narrow.run([Job("", ())])[0].end == "ok"
     assert one(narrow, "def g(x): return x", "1", entry="g").outputs == ("1",)
 

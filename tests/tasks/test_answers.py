@@ -163,9 +163,9 @@ def test_what_the_sandbox_failed_on_is_unjudged_and_what_is_forbidden_is_told():
     hidden, failed, lost = 4, (None, "sandbox failure"), (None, "error: KeyError")
     for claims, verdict in (([failed] * hidden, UNJUDGED), ([failed, lost] * 2, "wrong"), ([(None, "violation"), lost] * 2, VIOLATION)):
         outputs, errors = zip(*claims)
-        run = lambda asked: [Verdict("ok", outputs, errors, 0.0)] * (len(asked) == 1)
+        run = lambda asked: [Verdict("ok", outputs, errors)] * (len(asked) == 1)
         assert judge_answers([TURN], [["p", None, "p"]], CHAT, run) == [[verdict, "malformed", verdict]]
-    run = lambda asked: [Verdict("ok", (None,), ("sandbox failure",), 0.0) for _ in asked]
+    run = lambda asked: [Verdict("ok", (None,), ("sandbox failure",)) for _ in asked]
     assert judge_answers([OUT, INP], [["1"], ["1"]], CHAT, run) == [["wrong"], [UNJUDGED]], "a literal needs no sandbox"
 
 
@@ -199,7 +199,7 @@ def test_a_value_is_what_python_reads(text, value):
 def test_a_gold_can_be_answered(sandbox, value, may):
     """What is shown of a gold is read as an answer, and is then right; or there is no task."""
     kind, proposal = TASK_TYPES["code_o"], Proposal("code_o", "def f(x):\n    return x", ("1",))
-    verdict = Verdict("ok", (encode(value),), (None,), 0.0)
+    verdict = Verdict("ok", (encode(value),), (None,))
     if may:
         task = kind.make(proposal, verdict, CHAT, "key")
         assert judge(sandbox, task, "chat", f"```output\n{show(value)}\n```") == ["correct"]

@@ -231,7 +231,7 @@ SAID = {"timeout": "timeout", "violation": "violation", "exit": "exit", "malform
 def test_whatever_the_sandbox_says_is_a_reason_for_the_logs():
     kind, proposal = TASK_TYPES["code_o"], Proposal("code_o", REVERSE, ("[1]",))
     for said, reason in SAID.items():
-        for verdict in Verdict(said, (None,), (said,), 0.0), Verdict("ok", (None,), (said,), 0.0):
+        for verdict in Verdict(said, (None,), (said,)), Verdict("ok", (None,), (said,)):
             assert refusal(kind.make, proposal, verdict, CHAT, "k") == reason
 
 
