@@ -108,6 +108,7 @@ class ForkServer:
         except TimeoutError:
             text = f"it is not ready after {START_S} s"
         if text.endswith("\n"):
+            self.control.setblocking(False)             # so that finish() raises if there is no answer
             return json.loads(text)
         said = os.pread(self.result, 4000, 0).decode("utf-8", "replace")
         words = " ".join(f"{text} {said}".split()) or "it ended without a word"
@@ -132,7 +133,7 @@ class ForkServer:
 
     def finish(self) -> tuple[str, bytes]:
         """Returns how the child ended and what it claims, which is nothing if it got no processor to run on.
-        Raises OSError if the fork server is dead."""
+        Raises OSError if the fork server is dead or stuck."""
         message = self.control.recv(DONE.size)
         if len(message) != DONE.size:
             raise OSError("the fork server is dead")
@@ -248,7 +249,7 @@ class Scheduler:
                 wait_s = max(0.0, next_late.deadline - time.monotonic())
                 answered = [key.data for key, _ in self.selector.select(wait_s)]
                 for server in answered or [next_late]:
-                    self.collect(queue, server, bool(answered))
+                    self.collect(queue, server)
         except BaseException:
             while self.busy:
                 self.replace(self.busy.pop())
@@ -278,14 +279,12 @@ class Scheduler:
         self.busy.append(server)
         server.start(run, (own_s or self.limits.cpu_s) * longer, wall_s * longer)
 
-    def collect(self, queue: collections.deque, server: ForkServer, answered: bool) -> None:
+    def collect(self, queue: collections.deque, server: ForkServer) -> None:
         """Takes the answer of a fork server, or replaces the server if it is dead or stuck."""
         if server not in self.busy:                     # it died while it had nothing to do
             return self.replace(server)
         self.busy.remove(server)
         try:
-            if not answered:
-                raise OSError("the fork server is stuck")
             end, raw = server.finish()
         except OSError:
             self.replace(server)
