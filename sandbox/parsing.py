@@ -85,9 +85,14 @@ def literal(node: ast.expr) -> object:
     return value
 
 
+def arguments_of(call: str) -> list[ast.expr]:
+    """Returns the arguments of a text that is one call of f. Raises Refused for anything else."""
+    match parse(call).body:
+        case [ast.Expr(ast.Call(ast.Name("f"), given, []))]:
+            return given
+    raise Refused("not_literal: more than the arguments of a call")
+
+
 def arguments(text: str) -> list:
     """Returns the values of the literals between the brackets of a call. Raises Refused for anything else."""
-    match parse(f"f({text} \n)").body:         # the line feed ends a comment
-        case [ast.Expr(ast.Call(ast.Name("f"), given, []))]:
-            return [literal(node) for node in given]
-    raise Refused("not_literal: more than the arguments of a call")
+    return [literal(node) for node in arguments_of(f"f({text} \n)")]       # the line feed ends a comment

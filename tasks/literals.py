@@ -6,7 +6,7 @@ import ast
 import re
 
 from common import Refused
-from sandbox.parsing import literal, parse, unparse
+from sandbox.parsing import arguments_of, literal, parse, unparse
 
 # An opening fence: what stands before it (a quotation, a list), its run, its name. Words behind the name say
 # nothing.
@@ -61,12 +61,10 @@ def canonical_arguments(text: str) -> str:
     """Returns the arguments that a text states, as Python prints them. Raises Refused if it states none."""
     text = bare(text)
     call = text if re.match(r"f\s*\(", text) else f"f({text}\n)"        # the line feed ends a comment
-    match parse(call).body:
-        case [ast.Expr(ast.Call(ast.Name("f"), args, []))]:
-            for argument in args:
-                literal(argument)           # refuses what is none
-            return ", ".join(map(unparse, args))
-    raise Refused("not_literal")
+    given = arguments_of(call)
+    for node in given:
+        literal(node)                       # refuses what is none
+    return ", ".join(map(unparse, given))
 
 
 def arguments_text(text: str, tidy: bool) -> str:
