@@ -56,22 +56,15 @@ def read_tasks(path: str | Path) -> list[Proposal]:
         if not line.strip():
             continue
         try:
-            row = row_of(line)
+            row = json_object(line)
+            kind = text_of(row, "kind", "code_o")
+            if kind not in TASK_TYPES:
+                raise UserError(f"kind {kind!r} is none of {', '.join(TASK_TYPES)}")
             if not row.get("reason"):           # a run's tasks.jsonl has invalid proposals, too
-                proposal = TASK_TYPES[row["kind"]].from_row(row)
-                proposals.append(replace(proposal, line=number))
+                proposals.append(replace(TASK_TYPES[kind].from_row(row), line=number))
         except (UserError, Refused) as error:
             raise UserError(f"{path}, line {number}: {error}") from None
     return proposals
-
-
-def row_of(line: str) -> dict:
-    """Returns a line of a file of tasks, its kind filled in. Raises UserError if it is none."""
-    row = json_object(line)
-    kind = text_of(row, "kind", "code_o")
-    if kind not in TASK_TYPES:
-        raise UserError(f"kind {kind!r} is none of {', '.join(TASK_TYPES)}")
-    return row | dict(kind=kind)
 
 
 @functools.lru_cache(maxsize=1)
