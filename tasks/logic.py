@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from common import refuse_unless
+from common import Refused, refuse_unless
 from sandbox.parsing import unparse
 from sandbox.values import decode, encode
 from tasks.base import Proposal, Task, TaskType, text_of, texts_of
@@ -24,13 +24,12 @@ STATEMENT = re.compile(r"(?:(\w+)\s*=\s*)?(True|False|1|0)")
 
 def clauses_of(program: str) -> list[str]:
     """Returns the constraints of a puzzle's program. Raises Refused if it is none."""
-    function = entry(tree_of(program))
-    refuse_unless(function and isinstance(function.body[0], ast.Return), "not_logic")
-    formula = function.body[0].value
-    clauses = [formula]
-    if isinstance(formula, ast.BoolOp) and isinstance(formula.op, ast.And):
-        clauses = formula.values
-    return list(map(unparse, clauses))
+    match entry(tree_of(program)):
+        case ast.FunctionDef(body=[ast.Return(ast.BoolOp(ast.And(), clauses)), *_]):
+            return list(map(unparse, clauses))
+        case ast.FunctionDef(body=[ast.Return(ast.expr() as clause), *_]):
+            return [unparse(clause)]
+    raise Refused("not_logic")
 
 
 def assignment_text(values: Iterable[bool]) -> str:

@@ -189,7 +189,8 @@ def test_files_hold_tasks_of_every_kind_and_a_runs_rows_are_tasks_again(tmp_path
 @pytest.mark.parametrize("row, why", [
     ('{"program": "def f(x): return x"}', "lacks 'input'"), ("[1]", ""), ("{", ""), ('{"program": "def f(", "input": "1"}', "syntax"),
     ('{"program": 5, "input": "1"}', "must be a string"), ('{"program": "def f(x): return x", "inputs": []}', "must be a list of strings"),
-    ('{"kind": "code_x", "program": "def f(x): return x", "input": "1"}', "none of"), ('{"kind": "logic", "constraints": ["a + b"]}', "not_logic")])
+    ('{"kind": "code_x", "program": "def f(x): return x", "input": "1"}', "none of"), ('{"kind": "logic", "constraints": ["a + b"]}', "not_logic"),
+    ('{"kind": "logic", "program": "def f(a): return"}', "not_logic")])
 def test_files_are_refused_by_their_line(tmp_path, row, why):
     path = tmp_path / "seeds.jsonl"
     path.write_text(json.dumps(ROWS[0]) + "\n" + row)
