@@ -180,7 +180,9 @@ class TaskType:
         # The program must return on every input, because a task is valid as a whole or not at all.
         refuse_unless(verdict.end == "ok", reason_of(verdict.end))
         for output, error in zip(verdict.outputs, verdict.errors, strict=True):
-            check_value(returned(output, error), limits)
+            if output is None:
+                raise Refused(reason_of(error))
+            check_value(decode(output), limits)
         outputs = tuple(verdict.outputs)
         return Task(self.name, proposal.program, proposal.inputs, outputs, proposal.message, key)
 
@@ -265,13 +267,6 @@ def reason_of(said: str) -> str:
     """Returns the reason for a refusal in what the sandbox says of a run ("too big", "error:
     ZeroDivisionError")."""
     return REASONS.get(said.partition(":")[0].strip(), "error")
-
-
-def returned(output: str | None, error: str | None) -> object:
-    """Returns the value that an execution returned. Raises Refused if it returned none."""
-    if output is None:
-        raise Refused(reason_of(error))
-    return decode(output)
 
 
 def shown_outputs(task: Task, compact: bool = False) -> list[str]:

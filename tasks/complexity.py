@@ -51,7 +51,7 @@ def halstead_volume(tree: ast.AST) -> float:
                 on = [left, *others]
             case _:
                 continue
-        operators += [type(operator).__name__ for operator in found]
+        operators += map(type, found)
         operands += map(operand_of, on)
     n_different = len(set(operators)) + len(set(operands))
     return (len(operators) + len(operands)) * math.log2(max(1, n_different))

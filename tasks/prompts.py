@@ -330,10 +330,7 @@ class Answer:
             if "python" in tags:
                 return self.bodies("python") if self.admits("python") else []
             return [body for tag, body in self.blocks[-1:] if tag == "answer"]
-        others = []
-        for tag, body in self.blocks:
-            if tag not in PARTS and tag not in tags:
-                others.append(body)
+        others = [body for tag, body in self.blocks if tag not in PARTS.union(tags)]
         return others + self.bodies(*tags[1:]) + self.bodies(tags[0])
 
 
