@@ -217,8 +217,8 @@ def conclude(case: Case) -> Verdict:
                 output, error = None, "nondeterministic"
         outputs.append(output)
         errors.append(error)
-    failed = [end for end in ends if end != "ok"]
-    return Verdict((failed + ["ok"])[0], tuple(outputs), tuple(errors))
+    first_bad = next((end for end in ends if end != "ok"), "ok")
+    return Verdict(first_bad, tuple(outputs), tuple(errors))
 
 
 # name: what a program must not get done; each is refused with an exception or kills the program

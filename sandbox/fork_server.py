@@ -96,7 +96,7 @@ def child(size: int, cpu_s: float, wall: list, profile: Profile) -> None:
     signal.setitimer(signal.ITIMER_PROF, cpu_s)         # default action: die. The filter forbids to change it
     job = marshal.loads(os.pread(JOB, size, 0))         # trainer to child is the trusted direction
     if job[1] is None:
-        os.close(scripts.give_streams(JOB, size))
+        scripts.give_streams(JOB, size)
     os.closerange(JOB, PROC + 1)
     walls.wall_in(wall)
     os.write(RESULT, b">")                              # what ended before this was no doing of the program's
@@ -152,7 +152,7 @@ def prepare(options: dict) -> tuple:
     elif "seccomp" not in layers:
         layers["seccomp"] = "ok"                        # where the kernel refuses it, no child begins
     # wakes a stopped fork server to see the end
-    walls.call("prctl", walls.PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
+    walls.call("prctl", walls.PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     sys.modules["random"].seed(options["which"])        # the same draws in every run, others in the twin
     gc.collect()
     gc.freeze()

@@ -10,14 +10,14 @@ import sys
 import types
 
 
-def give_streams(job: int, start: int) -> int:
-    """Makes a job's file, from this byte on, standard input, and a new file standard output. Returns the new
-    file's descriptor, which the caller closes. Called before the filter is up."""
+def give_streams(job: int, start: int) -> None:
+    """Makes a job's file, from this byte on, standard input, and a new file standard output. Called before
+    the filter is up."""
     os.lseek(job, start, os.SEEK_SET)
     os.dup2(job, 0)
     printed = os.memfd_create("printed")
     os.dup2(printed, 1)
-    return printed
+    os.close(printed)
 
 
 def size_of(fd: int) -> types.SimpleNamespace:

@@ -127,7 +127,7 @@ def call(name: str, *args: object) -> None:
     bytes as pointers."""
     passed = []
     for a in args:
-        if type(a) is int:                              # as it is, ctypes would pass 32 bits of it
+        if isinstance(a, int):                          # as it is, ctypes would pass 32 bits of it
             a = ctypes.c_ulong(a)
         passed.append(a)
     if getattr(libc, name)(*passed) != 0:

@@ -111,7 +111,7 @@ class Induction(TaskType):
             if error is None or not error.startswith("error"):
                 kept.append((given, output, error))
         # A program that ended badly may do so on other inputs, too, and stays refused.
-        if verdict.end == "ok" and limits.min_inputs <= len(kept) < len(verdict.errors):
+        if verdict.end == "ok" and limits.min_inputs <= len(kept):
             inputs, outputs, errors = zip(*kept)
             proposal = replace(proposal, inputs=inputs)
             verdict = replace(verdict, outputs=outputs, errors=errors)
