@@ -196,7 +196,7 @@ def run_jobs(s: Setup, jobs: list[Job]) -> list[Verdict]:
         return []
     # as tuples, which JSON can carry
     told = s.ranks.broadcast(lambda: list(map(dataclasses.astuple, s.sandbox.run(jobs))))
-    return [Verdict(*fields) for fields in told]
+    return [Verdict(end, tuple(outputs), tuple(errors)) for end, outputs, errors in told]
 
 
 def judge(s: Setup, tasks: list[Task], texts: list[list[str]]) -> list[list[str]]:

@@ -183,8 +183,7 @@ class TaskType:
             if output is None:
                 raise Refused(reason_of(error))
             check_value(decode(output), limits)
-        outputs = tuple(verdict.outputs)
-        return Task(self.name, proposal.program, proposal.inputs, outputs, proposal.message, key)
+        return Task(self.name, proposal.program, proposal.inputs, verdict.outputs, proposal.message, key)
 
     def copies(self, task: Task) -> list[str]:
         """Returns answers that only copy what the prompt shows. If one of them is correct, a teacher's task
