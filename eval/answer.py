@@ -143,6 +143,15 @@ def benchmarks(args: argparse.Namespace, known: tuple[str, ...]) -> list[str]:
     return chosen
 
 
+def sums(data: str, benches: list[str]) -> dict[str, int]:
+    """Returns a checksum of each file of these benchmarks, by its name."""
+    found = {}
+    for bench in benches:
+        for file in PUBLISHED[bench]:
+            found[file] = crc32(located(data, file).read_bytes())
+    return found
+
+
 def published_rows(data: str, bench: str) -> Iterator[dict]:
     """Yields the rows of a benchmark's files, which are JSON lines."""
     for file in PUBLISHED[bench]:

@@ -34,6 +34,7 @@ from eval.answer import (
     open_results,
     parser,
     published_rows,
+    sums,
 )
 from sandbox.parsing import parse, unparse
 from sandbox.profiles import PROFILES
@@ -349,15 +350,16 @@ def main(argv: list[str] | None = None) -> None:
     p = parser("code", __doc__, max_new_tokens=1024)
     p.add_argument("--data", required=True, metavar="DIR", help="the published files")
     args = p.parse_args(argv)
+    chosen = benchmarks(args, BENCHMARKS)
     problems = []
-    for bench in benchmarks(args, BENCHMARKS):
+    for bench in chosen:
         for row in islice(published_rows(args.data, bench), args.limit):
             problems.append(problem_of(bench, row))
     with Sandbox(2, profile="eval") as sandbox:
         setup, slots = load(args)
         prompt_format = setup.base.prompt_format
         items = [Item(p.bench, p.id, prompt_of(p, prompt_format), p) for p in problems]
-        out = open_results(args, "code", setup, slots)
+        out = open_results(args, "code", setup, slots, **sums(args.data, chosen))
         rows = answer_all(args, out, setup, slots, items, partial(judge, sandbox, prompt_format))
     conclude(out, rows)
 

@@ -28,6 +28,7 @@ from eval.answer import (
     open_results,
     parser,
     published_rows,
+    sums,
 )
 from tasks.prompts import THINK, Prompt, concluded
 
@@ -154,7 +155,7 @@ def main(argv: list[str] | None = None) -> None:
             continue
         for number, row in enumerate(islice(published_rows(args.data, bench), args.limit)):
             items.append(item_of(bench, number, row, prefix))
-    out = open_results(args, "math", setup, slots)
+    out = open_results(args, "math", setup, slots, **sums(args.data, chosen))
     judge = Judge(setup.base.prompt_format)
     rows = answer_all(args, out, setup, slots, items, judge)
     judge.close()

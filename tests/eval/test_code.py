@@ -165,3 +165,6 @@ def test_the_command(tmp_path, reader):
     for words, match in ((["--bench", "livecodebench"], "files are there of humaneval[+], mbpp[+]; .* livecodebench"), (["--bench", "mbpp"], "--bench mbpp, .*: files are there of humaneval"),):
         with pytest.raises(UserError, match=match):
             code.main([*flags, str(tmp_path), *words])
+    write(tmp_path / "MbppPlus.jsonl", [MBPP])
+    with pytest.raises(UserError, match=r"made otherwise \(MbppPlus.jsonl\)"):
+        code.main([*flags, str(tmp_path)])
