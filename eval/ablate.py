@@ -175,7 +175,7 @@ def write_heldout(args: argparse.Namespace, kinds: tuple[str, ...]) -> None:
     a run."""
     lines = ""
     for kind in kinds:
-        for _, task in heldout.draw(kind, "validation", args.limit)[: args.limit]:
+        for _, task in heldout.draw(kind, "validation", args.limit):
             row = dict(kind=kind, program=task.program, inputs=task.inputs, message=task.message)
             lines += json.dumps(row) + "\n"
     (args.out / "heldout.jsonl").write_text(lines)

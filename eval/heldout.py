@@ -12,6 +12,7 @@ validation or of the test split: choose members on validation, make claims on te
 import argparse
 import functools
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
@@ -31,24 +32,25 @@ FAMILIES = dict(zip(ROWS.values(), ROWS))       # task type -> its row of micro.
 
 
 @functools.cache
-def draw(family: str, split: str, per_size: int) -> list[tuple[str, Task]]:
-    """Returns (size/number, task) of a family in one split, the sizes in turn. Sizes whose programs the
-    base may know are left out."""
+def draw(family: str, split: str, limit: int | None) -> list[tuple[str, Task]]:
+    """Returns (size/number, task) of a family in one split, the sizes in turn, at most `limit` of all sizes
+    together. Sizes whose programs the base may know are left out."""
     row = FAMILIES[family]
+    sizes = [size for size in SIZES[row] if size > SEEN.get(family, 1)]
+    most = limit or PER_SIZE * len(sizes)
+    per_size = min(PER_SIZE, math.ceil(most / len(sizes)))
     columns = []
-    for size in SIZES[row]:
-        if size <= SEEN.get(family, 1):
-            continue
+    for size in sizes:
         column = {}                     # text -> (id, task): no program comes twice
         for number in itertools.count():
-            if len(column) >= min(per_size, PER_SIZE):
+            if len(column) == per_size:
                 break
             (task,) = draw_tasks(row, size, 1, f"{SEED}/{number}")
             text = task.message or task.program
             if split_of(text) == split:
                 column.setdefault(text, (f"{size}/{len(column)}", task))
         columns.append(column.values())
-    return list(itertools.chain(*zip(*columns)))
+    return list(itertools.chain(*zip(*columns)))[:limit]
 
 
 def of_file(setup: Setup, split: str, file: str) -> dict[str, list[tuple[str, Task]]]:
@@ -91,7 +93,7 @@ def items_of(setup: Setup, args: argparse.Namespace) -> list[Item]:
             raise UserError(f"--bench {bench}: give some of {', '.join(found)}")
         tasks = found[bench]
         if not args.tasks:
-            tasks = draw(bench, args.split, args.limit or PER_SIZE)
+            tasks = draw(bench, args.split, args.limit)
         for id, task in tasks[: args.limit]:
             items.append(item_of(setup, bench, id, task))
     return items
