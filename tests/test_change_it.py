@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import rows, words
+from tiny_run import SIZES, rows, words
 
 import config
 
@@ -16,7 +16,6 @@ PAGE = (ROOT / "docs" / "change-it.md").read_text(encoding="utf-8")
 SECTIONS = dict(section.split("\n", 1) for section in PAGE.split("\n## ")[1:])          # title -> text
 WALKS = [title for title, text in SECTIONS.items() if "```python" in text]
 RATING, ROLE = "A rating system", "A role"      # change what every run does: test_same_bits.py notices, as the page says
-TINY = dict(steps=2, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=1, probe_every=1)
 # What has nothing of a run in it, or takes long: no walk of the page can touch it.
 UNTOUCHED = ["tests/test_change_it.py", "tests/sandbox", "tests/bench", "tests/micro", "tests/course", "tests/report"]
 
@@ -65,7 +64,7 @@ def run(copy: Path, *command: object) -> str:
 
 def train(copy: Path, name: str = "run", **flags) -> Path:
     """A short run of the changed source; its directory."""
-    terminal = run(copy, "train.py", *words(**TINY | dict(name=name) | flags))
+    terminal = run(copy, "train.py", *words(**SIZES | dict(name=name, steps=2, n_heldout=1, probe_every=1) | flags))
     (copy / "out" / name / "terminal").write_text(terminal)
     return copy / "out" / name
 

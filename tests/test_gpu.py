@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from batches import make_batch
+from tiny_run import SIZES
 
 import generate as generate_file
 import rl
@@ -139,12 +140,9 @@ def test_int8(micro_base, members):
     assert (logits(ours, members(ours)) - logits(theirs, members(theirs))).abs().max() < 1e-3
 
 
-RUN = dict(pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=40, probe_every=0, save_every=1, device=DEVICE)
-
-
 def trained(out, name: str, **changes):
     """A run's lines of metrics.jsonl and tasks.jsonl."""
-    run = train.main(Config(**RUN | dict(out=str(out), name=name) | changes))
+    run = train.main(Config(**SIZES | dict(out=str(out), name=name, probe_every=0, save_every=1, device=DEVICE) | changes))
     return run.rows("metrics.jsonl"), run.rows("tasks.jsonl")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tiny_run import rows
+from tiny_run import SIZES, rows
 
 import train
 from common import UserError
@@ -46,9 +46,6 @@ def test_a_card_that_is_not_there_is_named(monkeypatch, cards, asked, local_rank
     with pytest.raises(UserError, match=f"--device {asked}.*{match}"):
         Ranks.join(asked)
 
-
-SIZES = dict(steps=3, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,
-             evolve_every=1, probe_every=0, save_every=1, name="run")
 
 
 def talk(ranks: Ranks, base_path: Path) -> None:
@@ -97,7 +94,7 @@ def run_altered(ranks: Ranks, folder: Path, micro_base: Path) -> None:
         train.evolve.apply_operator = None
     os.environ.update(WORLD_SIZE="2", RANK=str(ranks.rank))
     with pytest.raises(AssertionError, match="^step 1: the processes hold different adapters"):
-        train.main(Config(base=str(micro_base), out=str(folder), device="cpu", **SIZES))
+        train.main(Config(base=str(micro_base), out=str(folder), device="cpu", steps=3, evolve_every=1, probe_every=0, save_every=1, **SIZES))
 
 
 def one_of_two(rank: int, what, folder: Path, *given) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_run import TORCHRUN, play, rows, timeless, words
+from tiny_run import SIZES, TORCHRUN, play, rows, timeless, words
 
 import config
 import measure
@@ -27,10 +27,9 @@ from weights import read_config
 ROOT = Path(train.__file__).parent
 STEPS = 3
 # some of all that a checkpoint must carry over: rates of members' own that decay, births, probes, references
-FLAGS = dict(name="run", steps=STEPS, pop=6, task_types="code_o,code_f", n_prompts=1, proposals_per_prompt=4, samples_per_task=2,
-             max_new_tokens=48, n_heldout=2, n_few_shot=2, evolve_every=1, grace=0, probe_every=1, save_every=1, keep=9,
-             matching="uniform", lr_decay="1,3,0.2", lr_spread=8.0, lr_mutate=1.25, seed=3)
-SMALL = dict(steps=1, pop=2, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=16, n_heldout=2, probe_every=1)
+FLAGS = SIZES | dict(steps=STEPS, pop=6, task_types="code_o,code_f", n_few_shot=2, evolve_every=1, grace=0, probe_every=1, save_every=1, keep=9,
+                     matching="uniform", lr_decay="1,3,0.2", lr_spread=8.0, lr_mutate=1.25, seed=3)
+SMALL = SIZES | dict(steps=1, pop=2, max_new_tokens=16, probe_every=1)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +161,7 @@ def test_the_best_checkpoint_is_the_state_that_was_probed(micro_base, tmp_path, 
     said = iter([.2, .5, .4, .5, .1, .1])
     probe = measure.probe
     monkeypatch.setattr(measure, "probe", lambda *given: probe(*given) | dict(heldout_greedy=dict(S0=next(said))))
-    path = play(**SMALL | dict(base=micro_base, out=tmp_path, name="run", steps=4, keep=1, max_new_tokens=48))
+    path = play(**SMALL | dict(base=micro_base, out=tmp_path, steps=4, keep=1, max_new_tokens=48))
     assert {p.name for p in path.glob("step_*")} == {"step_1", "step_4"} and os.readlink(path / "best") == "step_1"
     assert "0.50 at the best, 0.50 at the last" in (told := capsys.readouterr().out) and "best checkpoint is step_1" in told
     assert told.count("ends about ") == 1, "after three steps"
@@ -247,7 +246,7 @@ def test_another_file_of_tasks_is_refused(micro_base, tmp_path):
     file = tmp_path / "tasks.jsonl"
     lines = [json.dumps(dict(program=f"def f(x):\n return x+{i}", input="1")) + "\n" for i in range(3)]
     file.write_text("".join(lines[:2]))
-    flags = SMALL | dict(base=micro_base, out=tmp_path, name="run", tasks=file, evolve="none", probe_every=0)
+    flags = SMALL | dict(base=micro_base, out=tmp_path, tasks=file, evolve="none", probe_every=0)
     path = play(**flags)
     assert {row["program"] for row in rows(path, "tasks")} == {"def f(x):\n return x+0", "def f(x):\n return x+1"}
     file.write_text("".join(lines))
@@ -337,7 +336,7 @@ def test_out_of_memory_names_the_flags(micro_base, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(train.rl, "update", full)
-    refused("out of memory: lower --rollout-batch if .*--tokens-per-microbatch", **SMALL | dict(base=micro_base, out=tmp_path, name="run"))
+    refused("out of memory: lower --rollout-batch if .*--tokens-per-microbatch", **SMALL | dict(base=micro_base, out=tmp_path))
 
 
 # -- alarms that end a run -----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """sample.py shows what members do, judged as in training."""
 
 import pytest
-from tiny_run import play
+from tiny_run import SIZES, play
 
 import sample
 from common import UserError
@@ -10,8 +10,7 @@ from common import UserError
 @pytest.fixture(scope="module")
 def run(micro_base, tmp_path_factory):
     """A run of a teacher T0 and a student S0."""
-    return play(steps=1, pop=2, n_prompts=1, proposals_per_prompt=2, samples_per_task=2, n_heldout=0, probe_every=0, name="run",
-                base=micro_base, out=tmp_path_factory.mktemp("out"))
+    return play(**SIZES | dict(base=micro_base, out=tmp_path_factory.mktemp("out"), steps=1, pop=2, probe_every=0))
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import TORCHRUN, play, rows, words
+from tiny_run import SIZES, TORCHRUN, play, rows, words
 
 import config
 import rewards
 
 ROOT = Path(config.__file__).parent
-FLAGS = dict(steps=1, pop=4, n_prompts=1, proposals_per_prompt=8, samples_per_task=2, max_new_tokens=48, n_heldout=0, evolve_every=1,
-             evolve="copy", grace=0, probe_every=0, save_every=1, name="run")
+FLAGS = SIZES | dict(steps=1, proposals_per_prompt=8, evolve_every=1, evolve="copy", grace=0, probe_every=0, save_every=1)
 # file -> what is written at its end, the line that fails, and what Python says of it
 SLIPS = {
     "rewards.py": ('def slip(outcome):\n    return max([])\n\n\nTEACHER_REWARDS["difficulty"] = slip\n', "return max([])",

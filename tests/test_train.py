@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_run import TORCHRUN, play, rows, words
+from tiny_run import SIZES, TORCHRUN, play, rows, words
 
 import config
 import train
@@ -22,8 +22,7 @@ from tasks.base import Proposal
 from trueskill_lite import Rating
 
 ROOT = Path(train.__file__).parent
-TINY = dict(name="run", steps=2, pop=6, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2,
-            evolve_every=1, probe_every=0, kl_every=1)         # else no run of two steps has a KL
+TINY = SIZES | dict(steps=2, pop=6, evolve_every=1, probe_every=0, kl_every=1)         # else no run of two steps has a KL
 # A test's run takes the i-th value of each switch, so that as many runs as the longest list has cover them all.
 WITH_CHOICES = [f for f in dataclasses.fields(config.Config) if f.metadata["choices"] and f.type is str]
 SWITCHES = {f.name: list(f.metadata["choices"]) for f in WITH_CHOICES} | dict(
@@ -180,11 +179,10 @@ def test_a_step_without_valid_proposals_is_survived(run):
 
 def test_whoever_asks_for_every_row_gets_the_last_one(micro_base, tmp_path):
     """`enough` is called after every step, and ends a run early where it says so."""
-    flags = TINY | dict(base=micro_base, out=tmp_path, pop=2, max_new_tokens=16, n_heldout=0)
-    seen = []
-    path = train.main(config.config_of(config.parse_args(None, words(**flags))), seen.append).path
+    flags, seen = TINY | dict(base=micro_base, out=tmp_path, pop=2, max_new_tokens=16, n_heldout=0), []
+    path = play(seen.append, **flags)
     assert json.loads(json.dumps(seen)) == rows(path) and [row["step"] for row in seen] == [0, 1]
-    early = train.main(config.config_of(config.parse_args(None, words(**flags | dict(name="early")))), lambda row: True).path
+    early = play(lambda row: True, **flags | dict(name="early"))
     assert len(rows(early)) == 1 and (early / "step_1" / "state.json").exists()
 
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 # Under torchrun, also on a machine whose own name does not resolve
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc_per_node=2"]
+# Flags of a run whose steps take a second each
+SIZES = dict(name="run", pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2, max_new_tokens=48, n_heldout=2)
 
 
 def words(**flags) -> list[str]:
@@ -15,11 +17,11 @@ def words(**flags) -> list[str]:
     return found
 
 
-def play(**flags) -> Path:
-    """Makes a whole run in this process; returns its directory."""
+def play(enough=None, **flags) -> Path:
+    """Makes a whole run in this process; returns its directory. enough: as train.main takes it."""
     import config
     import train
-    return train.main(config.config_of(config.parse_args(None, words(**flags)))).path
+    return train.main(config.config_of(config.parse_args(None, words(**flags))), enough).path
 
 
 def rows(path: Path, log: str = "metrics") -> list[dict]:

@@ -55,8 +55,7 @@ def attempts(shown: str) -> Counter:
 def test_a_person_plays(tmp_path, micro_base, monkeypatch, capsys):
     """Scripted: one of a teacher's tasks answered wrongly, one task written that is no task and one that is."""
     from course import play
-    run = tiny_run.play(base=micro_base, out=tmp_path, name="run", steps=1, pop=2, n_prompts=1, proposals_per_prompt=4,
-                        samples_per_task=2, max_new_tokens=48, probe_every=0)
+    run = tiny_run.play(**tiny_run.SIZES | dict(base=micro_base, out=tmp_path, steps=1, pop=2, probe_every=0))
 
     def play_by(script, teach):
         lines = iter(script)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tiny_run import play
+from tiny_run import SIZES, play
 
 from common import UserError
 from eval import crossplay, heldout
@@ -108,8 +108,7 @@ def test_every_published_answer_passes(published, sandbox):
 
 @pytest.mark.slow
 def test_crossplay_on_a_run(micro_base, run, tmp_path, capsys):
-    path = play(base=micro_base, out=tmp_path, name="grown", steps=3, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2,
-                max_new_tokens=48, n_heldout=4, evolve_every=1, grace=0, save_every=2, keep=9, device="cpu")
+    path = play(base=micro_base, out=tmp_path / "grown", steps=3, evolve_every=1, grace=0, save_every=2, keep=9, device="cpu", **SIZES)
     flags = ["--run", str(path), "--tasks", "4", "--out", str(tmp_path / "o"), "--device", "cpu"]
     capsys.readouterr()
     crossplay.main(flags)

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tiny_run import play, rows
+from tiny_run import SIZES, play, rows
 
 import report
 from common import UserError, wilson
@@ -174,8 +174,7 @@ def test_a_large_run_is_small(tmp_path):
 
 def test_a_real_run(tmp_path, micro_base):
     """What train.py writes today is what is read here: nothing is absent that a run of two steps can have."""
-    text = made(play(base=micro_base, out=tmp_path, name="run", steps=2, pop=4, n_prompts=1, proposals_per_prompt=4, samples_per_task=2,
-                     max_new_tokens=48, n_heldout=2, evolve_every=1, probe_every=1, grace=0, task_types="code_o,code_i"))
+    text = made(play(base=micro_base, out=tmp_path, steps=2, evolve_every=1, probe_every=1, grace=0, task_types="code_o,code_i", **SIZES))
     assert "Absent" not in text and "2 of 2 steps of 4 members" in text and "code_i" in text
 
 
