@@ -214,12 +214,11 @@ def with_fates() -> list[ProposalRecord]:
     return batch
 
 
-@pytest.mark.parametrize("name, paid", [("difficulty", [0, 0.5, 0]), ("noise-proof", [0, 0, 0]), ("learnability", [0, 1, 0])])
-def test_pay(setup, name, paid):
+def test_pay(setup):
     """A valid proposal is paid by its outcome; one that is not valid costs INVALID."""
-    batch, archive = with_fates(), filled(task(0, output="1"), task(1, output="1"), task(2, output="2"))       # guessing earns 2/3
-    selfplay.pay_teachers(setup(teacher_reward=name), archive, batch)
-    assert [p.reward for p in batch] == [*paid, rewards.INVALID]
+    batch = with_fates()
+    selfplay.pay_teachers(setup(), filled(), batch)
+    assert [p.reward for p in batch] == [0, 0.5, 0, rewards.INVALID]
 
 
 def test_what_a_reward_may_look_at():
@@ -335,11 +334,12 @@ def test_rows_end_at_a_closing_text(setup, monkeypatch):
     assert asked == selfplay.ask(s, [prompt] * 4, [0, 1, 2, 3], 0, 0, 2)[1] != whole
 
 
-def test_what_somebody_added_returns_a_number():
-    def forgets() -> None:
-        """A function whose `return` was forgotten."""
+def forgets(outcome: rewards.Outcome) -> None:
+    """Stands for a function whose `return` was forgotten."""
 
-    assert selfplay.number_from(lambda x: x / 2, 3) == 1.5
-    for slip, told in ((forgets, r"forgets \(.*test_selfplay.py, line \d+\) returned None"), (lambda: float("nan"), "returned nan")):
-        with pytest.raises(AssertionError, match=f"{told}: it has to return a finite int or float"):
-            selfplay.number_from(slip)
+
+@pytest.mark.parametrize("slip, told", [(forgets, r"^forgets \(.*test_selfplay.py, line \d+\) returned None"), (lambda outcome: float("nan"), "returned nan")])
+def test_a_reward_that_somebody_added_returns_a_number(setup, monkeypatch, slip, told):
+    monkeypatch.setitem(rewards.TEACHER_REWARDS, "difficulty", slip)
+    with pytest.raises(AssertionError, match=f"{told}: it has to return a finite int or float"):
+        selfplay.pay_teachers(setup(), filled(), with_fates())

@@ -10,7 +10,6 @@ import pytest
 from tiny_run import SIZES, TORCHRUN, play, rows, words
 
 import config
-import rewards
 
 ROOT = Path(config.__file__).parent
 FLAGS = SIZES | dict(steps=1, proposals_per_prompt=8, evolve_every=1, evolve="copy", grace=0, probe_every=0, save_every=1)
@@ -48,14 +47,3 @@ def test_a_slip_is_a_traceback_and_the_run_goes_on(begun, micro_base, tmp_path, 
     assert len(rows(run)) == 1, "the step that failed left no line"
     play(**FLAGS | dict(base=micro_base, resume=run, steps=2))
     assert [row["step"] for row in rows(run)] == [0, 1] and (run / "step_2" / "state.json").exists()
-
-
-def forgets(*_):
-    """A function whose `return` was forgotten."""
-
-
-def test_a_reward_without_a_return_is_named(monkeypatch, micro_base, tmp_path):
-    monkeypatch.setitem(rewards.TEACHER_REWARDS, "difficulty", forgets)
-    flags = FLAGS | dict(pop=2, proposals_per_prompt=4, samples_per_task=1)
-    with pytest.raises(AssertionError, match=r"^forgets \(.*test_slips.py, line \d+\) returned None: it has to"):
-        play(**flags, base=micro_base, out=tmp_path)
