@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from batches import make_batch, pick
 from factors import fresh, trained
 
 import evolve
 import nano
 import rl
 from config import Config, resolve_config
-from generate import Prompts, Rollout, SamplingParams, generate
+from generate import Prompts, SamplingParams, generate
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from tasks.prompts import Prompt
@@ -69,34 +70,13 @@ def model(micro_base):
     return nano.load_base()
 
 
-def random_groups(n_groups, n, seed):
-    """Groups of n rows of random tokens; every third group's rewards are all equal, and so say nothing."""
-    rng = random.Random(seed)
-
-    def tokens(least, most):
-        return [rng.randrange(2, 384) for _ in range(rng.randint(least, most))]
-
-    groups = []
-    for g in range(n_groups):
-        prompt = tokens(3, 12)
-        rewards = [0.1 if g % 3 == 2 else rng.choice([1.0, -0.5, -1.0, rng.random()]) for _ in range(n)]
-        groups.append([nano.Row(prompt, tokens(1, 20), reward=reward) for reward in rewards])
-    return groups
-
-
-def batch_of(groups_of_members):
-    """The engine's batch of several members' groups (a list for each), roles in turn."""
-    owned = [(group, member) for member, groups in enumerate(groups_of_members) for group in groups]
-    rows = [(row, member, n) for n, (group, member) in enumerate(owned) for row in group]
-    texts = [torch.tensor(row.prompt + row.answer) for row, _, _ in rows]
-    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
-    length = torch.tensor([len(text) for text in texts])
-    prompt_len = torch.tensor([len(row.prompt) for row, _, _ in rows])
-    member = torch.tensor([member for _, member, _ in rows])
-    rollout = Rollout(ids, prompt_len, length, torch.zeros(ids.shape), member)
-    reward = torch.tensor([row.reward for row, _, _ in rows])
-    group = torch.tensor([group for _, _, group in rows])
-    return rl.Batch(rollout, reward, group, member % 2, torch.zeros_like(group))
+def groups_of(batch, member):
+    """A member's groups in the engine's batch, as nano.py has them."""
+    rollout, groups = batch.rollout, {}
+    for i in (rollout.member == member).nonzero()[:, 0].tolist():
+        ids, start = rollout.ids[i, :rollout.length[i]].tolist(), int(rollout.prompt_len[i])
+        groups.setdefault(int(batch.group[i]), []).append(nano.Row(ids[:start], ids[start:], reward=batch.reward[i].item()))
+    return [*groups.values()]
 
 
 def member_of(adapters, p, role="student"):
@@ -106,7 +86,7 @@ def member_of(adapters, p, role="student"):
 
 def test_gradients_and_steps_of_adam_are_the_engines(model, base, population):
     """Three updates; the second member sits out the second one, and the first has nothing to learn from the third. The
-    moments after the first one are the clipped gradients."""
+    moments after the first one are the clipped gradients. Every third group's rewards are all equal, and so say nothing."""
     cfg = resolve_config(Config(algo="reinforce++", kl_coef=0.0), "micro")
     adapters = population(base, n_members=2, rank=nano.RANK, alpha=nano.ALPHA)
     members = [member_of(adapters, p, role) for p, role in enumerate(nano.LEARNING_RATE)]
@@ -114,15 +94,16 @@ def test_gradients_and_steps_of_adam_are_the_engines(model, base, population):
     adam = rl.Adam(adapters)
     adam.lr[:] = torch.tensor(list(nano.LEARNING_RATE.values()))
     for step in range(3):
-        groups_of_members = [random_groups(12, 4, seed=10 * step + p) for p in range(2)]
+        batch = make_batch(96, (0, 1), step, answer=(1, 21), roles=2)
+        first, silent = batch.rollout.member == 0, batch.group % 3 == 2
+        batch.reward[silent] = 0.1
         if step == 1:
-            groups_of_members[1] = []
+            batch = pick(batch, first.nonzero()[:, 0])
         if step == 2:                           # equal rewards: momentum alone moves nobody
-            groups_of_members[0] = groups_of_members[0][2::3]
-        batch = batch_of(groups_of_members)
+            batch = pick(batch, (silent | ~first).nonzero()[:, 0])
         rl.update(base, adapters, batch, rl.advantages(batch, cfg), adam, cfg)
-        for p, (member, groups) in enumerate(zip(members, groups_of_members)):
-            nano.update(model, member, groups)
+        for p, member in enumerate(members):
+            nano.update(model, member, groups_of(batch, p))
             for factor, theirs in zip(member.parameters, adam.m):
                 mine = member.adam.state[factor]["exp_avg"] if step == 0 else theirs[p]
                 assert (mine - theirs[p]).norm() <= 1e-4 * theirs[p].norm()
