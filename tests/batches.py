@@ -40,17 +40,6 @@ def answer_logp(base, adapters, rollout: Rollout, i: int) -> torch.Tensor:
     return logp.gather(1, ids[0, start:, None])[:, 0]
 
 
-def shifted(base, adapters, batch, size: float = 0.5) -> list[torch.Tensor]:
-    """Give the rollout log-probabilities that are off by random numbers; returns those, of each row."""
-    gen, off = torch.Generator().manual_seed(3), []
-    for i in range(len(batch.reward)):
-        answer = slice(int(batch.rollout.prompt_len[i]), int(batch.rollout.length[i]))
-        right = answer_logp(base, adapters, batch.rollout, i).detach()
-        off.append(size * torch.randn(len(right), generator=gen))
-        batch.rollout.logp[i, answer] = right - off[i]
-    return off
-
-
 def settings(algo: str = "reinforce++", **flags) -> Config:
     """What the update reads of a run with these flags; without the KL if none is given."""
     cfg = Config(algo=algo, **{"max_new_tokens": LENGTH, "kl_coef": 0.0, **flags})

@@ -1,11 +1,12 @@
 """Advantages and loss equal the papers' formulas, the joint update a loop over members; a broken member changes nothing else."""
 import dataclasses
+from statistics import fmean, pstdev
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from batches import LENGTH, answer_logp, make_batch, pick, settings, shifted
+from batches import LENGTH, answer_logp, make_batch, pick, settings
 
 import rl
 from generate import Prompts, Rollout, SamplingParams, generate
@@ -67,28 +68,21 @@ def unwhitened(batch: rl.Batch, algo: str) -> list[float]:
     all_rewards, groups = batch.reward.double().tolist(), batch.group.tolist()
     for r, g in zip(all_rewards, groups):
         rewards = [x for x, h in zip(all_rewards, groups) if h == g]
-        n, mean = len(rewards), sum(rewards) / len(rewards)
-        std = (sum((x - mean) ** 2 for x in rewards) / n) ** 0.5
-        if algo in ("reinforce++", "dr_grpo"):
-            out.append(r - mean)
-        elif algo == "rloo":
-            out.append(r - (sum(rewards) - r) / (n - 1))
-        else:
-            out.append((r - mean) / (std + 1e-6))
+        baseline = (sum(rewards) - r) / (len(rewards) - 1) if algo == "rloo" else fmean(rewards)
+        out.append((r - baseline) / (pstdev(rewards) + 1e-6 if algo == "grpo" else 1))
     return out
 
 
-def whitened(batch: rl.Batch, d: list[float], by_kind: bool = False) -> list[float]:
+def whitened(batch: rl.Batch, d: list[float], by_kind: bool = False, with_silent: bool = False) -> list[float]:
     """d less its mean, over its deviation, both of the answer tokens of one member in one role (and kind)."""
     kinds = batch.kind.tolist() if by_kind else [0] * len(d)
     keys = list(zip(batch.rollout.member.tolist(), batch.role.tolist(), kinds))
-    silent = [len(batch.reward[batch.group == g].unique()) == 1 for g in batch.group]
     out = [0.0] * len(d)
     for key in set(keys):
-        rows = [i for i in range(len(d)) if keys[i] == key and not silent[i]]
-        tokens = torch.tensor([d[i] for i in rows for _ in range(int(batch.rollout.n_tokens[i]))], dtype=torch.float64)
+        rows = [i for i in range(len(d)) if keys[i] == key and (with_silent or batch.group[i] != 1)]
+        tokens = [d[i] for i in rows for _ in range(int(batch.rollout.n_tokens[i]))]
         for i in rows:
-            out[i] = ((d[i] - tokens.mean()) / (tokens.std(correction=0) + 1e-6)).item()
+            out[i] = (d[i] - fmean(tokens)) / (pstdev(tokens) + 1e-6)
     return out
 
 
@@ -109,10 +103,7 @@ def test_without_baseline_the_advantage_is_the_reward():
     batch, plain = hand_batch(), settings(baseline="none", normalize_advantages="off")
     assert torch.equal(rl.advantages(batch, plain), batch.reward)
     whole = rl.advantages(batch, dataclasses.replace(plain, normalize_advantages="member"))
-    rows = (batch.rollout.member == 0) & (batch.role == 1)
-    tokens = batch.reward[rows].repeat_interleave(batch.rollout.n_tokens[rows])
-    want = (batch.reward[rows] - tokens.mean()) / tokens.std(correction=0)
-    assert whole[rows].tolist() == pytest.approx(want.tolist(), abs=1e-5)
+    assert whole.tolist() == pytest.approx(whitened(batch, batch.reward.tolist(), with_silent=True), abs=1e-5)
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -350,11 +341,13 @@ def test_a_member_with_nothing_to_learn_is_not_moved_by_its_momentum(tiny, popul
 def test_the_gap_to_the_rollout_is_told(tiny, population):
     """Of the rows that were trained: member 1 is silent, and its rows are off by much."""
     adapters, batch = population(tiny), make_batch(18)
-    off, silent = shifted(tiny, adapters, batch), batch.rollout.member == 1
-    batch.rollout.logp[silent] = -50.0
-    told = learn(tiny, adapters, adam_of(adapters), batch, rl.advantages(batch).masked_fill(silent, 0.0))
-    own = torch.cat([x for i, x in enumerate(off) if not silent[i]])
-    assert told["train_rollout_logprob_diff"] == pytest.approx(own.abs().mean().item(), abs=1e-5)
+    silent = batch.rollout.member == 1
+    adv = rl.advantages(batch).masked_fill(silent, 0.0)
+    logp, _ = rl.accumulate(tiny, adapters, batch, adv)
+    off = torch.randn(logp.shape, generator=torch.Generator().manual_seed(3)).masked_fill(silent[:, None], 50.0)
+    batch.rollout.logp = logp - off
+    told = learn(tiny, adapters, adam_of(adapters), batch, adv)
+    assert told["train_rollout_logprob_diff"] == pytest.approx(off[batch.rollout.mask & ~silent[:, None]].abs().mean().item(), abs=1e-5)
 
 
 def test_adam_equals_adamw_of_each_member(tiny, population):
