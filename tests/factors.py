@@ -19,5 +19,10 @@ def trained(seed):
     return {n: (torch.randn(RANK, i, generator=g), torch.randn(o, RANK, generator=g) * 0.02 * decay) for n, i, o in names()}
 
 
+def same(one, other):
+    """Whether two members' factors are equal bit for bit."""
+    return all(torch.equal(x, y) for path in one for x, y in zip(one[path], other[path]))
+
+
 def fresh(seed):
     return {n: (A, torch.zeros_like(B)) for n, (A, B) in trained(seed).items()}

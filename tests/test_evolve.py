@@ -6,8 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-import torch
-from factors import RANK, fresh, gen, names, trained
+from factors import RANK, fresh, gen, names, same, trained
 
 import evolve
 from common import UserError
@@ -38,10 +37,6 @@ def team(letter, n, **more):
 
 def births_of(members, seed=0, replace_frac=0.25, grace=10, step=10, mode="mixed"):
     return plan_births(members, lambda m: m.rating.mu, replace_frac, grace, step, mode, random.Random(seed))
-
-
-def same(one, other):
-    return all(torch.equal(x, y) for path in one for x, y in zip(one[path], other[path]))
 
 
 @pytest.mark.parametrize("n_teachers, n_students", [(5, 2), (2, 5)])

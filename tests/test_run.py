@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tiny_base import change, cut
 from tiny_run import SIZES, TORCHRUN, play, rows, timeless, words
 
 import config
@@ -235,9 +236,7 @@ def test_resume_adopts_the_flags_of_the_run(copy, monkeypatch):
 
 def test_another_base_is_refused(flags, whole, micro_base, tmp_path):
     other = shutil.copytree(micro_base, tmp_path / "other")
-    tensors = load_file(other / "model.safetensors")
-    tensors["model.norm.weight"] *= 2
-    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    change(other / "model.safetensors", lambda tensors: tensors["model.norm.weight"].mul_(2))
     refused("another base", **flags(whole.parent, resume=whole, base=other))
     refused("another base", **flags(tmp_path, base=other, init=whole / "step_3"))
 
@@ -255,16 +254,12 @@ def test_another_file_of_tasks_is_refused(micro_base, tmp_path):
     assert len(rows(play(**flags | dict(resume=path, steps=2)))) == 2
 
 
-def half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
-
-
 def test_damage_is_one_sentence_with_the_path(flags, copy):
     """Of what a resumed run reads: its flags, its state, an adapter, a member's moments, a log that has lost its end."""
     name = min(p.stem for p in copy.glob("step_3/optimizer/T*.safetensors"))
     for file in (f"step_3/optimizer/{name}.safetensors", f"step_3/{name}/adapter_model.safetensors", "step_3/state.json", "config.json"):
         kept = (copy / file).read_bytes()
-        half(copy / file)
+        cut(copy / file, 0.5)
         refused(f"{copy}/(step_3/)?{file.removeprefix('step_3/').split('/adapter_model')[0]}.* (damaged|no readable)",
                 **flags(copy.parent, resume=copy, steps=4))
         (copy / file).write_bytes(kept)

@@ -5,10 +5,10 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from factors import same
 from huggingface_hub.utils import filter_repo_objects
-from safetensors.torch import load_file, save_file
 from small_tokenizers import CHATML, byte_level, fast, legacy
-from tiny_base import LLAMA3, cut, edit_json, write_tiny
+from tiny_base import LLAMA3, change, cut, edit_json, write_tiny
 from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -50,23 +50,11 @@ def off(a, b):
     return (a - b).abs().max().item()
 
 
-def same(one, other):
-    """Whether two members' factors are equal bit for bit."""
-    return all(torch.equal(x, y) for path in one for x, y in zip(one[path], other[path]))
-
-
 @pytest.fixture
 def small(tmp_path) -> Path:
     """A complete model directory, which a test may break."""
     write_tiny(tmp_path / "small", "qwen2")
     return tmp_path / "small"
-
-
-def change(file: Path, edit) -> None:
-    """Changes the tensors of a file."""
-    state = load_file(file)
-    edit(state)
-    save_file({name: x.contiguous().clone() for name, x in state.items()}, file, metadata={"format": "pt"})
 
 
 # ---------------------------------------------------------------- bases

@@ -3,6 +3,7 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 LLAMA3 = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
 OTHERS = {
@@ -44,6 +45,13 @@ def make_tiny(directory: Path, kind: str):
 def edit_json(file: Path, **changes) -> None:
     """Change a file of JSON."""
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def change(file: Path, edit) -> None:
+    """Changes the tensors of a file."""
+    state = load_file(file)
+    edit(state)
+    save_file({name: x.contiguous().clone() for name, x in state.items()}, file, metadata={"format": "pt"})
 
 
 def cut(file: Path, keep: float) -> None:
