@@ -8,7 +8,7 @@ from cases import ROOT, one
 
 WATCHED = """
 import ast, symtable, sys
-sys.path.insert(0, "tests/tasks")
+sys.path.insert(0, "tests")
 from proposals import judge, outcome
 from sandbox.values import encode
 from tasks import TASK_TYPES
