@@ -94,11 +94,6 @@ def test_what_a_group_of_proposals_looks_like():
     assert empty["valid"] == 0 and empty["solve_rate"] is None and empty["statements"] is None
 
 
-def test_tokens_are_spent_without_those_of_probes():
-    lines = [dict(tokens_generated=10, probe_tokens=4), dict(tokens_generated=25), dict(tokens_generated=40, probe_tokens=5)]
-    assert measure.spent(lines) == [6, 21, 31]
-
-
 # -- alarms --------------------------------------------------------------------------------------------------
 
 def row(step: int = 0, **changes) -> dict:
