@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from cases import CPU_S
+from siege import battlefield
 
 import verifier
 from verifier import Sandbox
@@ -23,6 +24,13 @@ def narrow():
     with Sandbox(workers=2, cpu_s=CPU_S) as sandbox:
         yield sandbox
     del os.environ["SECRET"]
+
+
+@pytest.fixture(scope="module")
+def outside():
+    """What programs do outside, as siege.py sees it."""
+    with battlefield() as outside:
+        yield outside
 
 
 @pytest.fixture(scope="module")

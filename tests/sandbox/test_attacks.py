@@ -18,12 +18,6 @@ SIEGE = Path(os.environ.get("HOSTILE", "nowhere"))         # a folder of hostile
 ATTACKS = re.findall(r"^### (.*): (.*)\n((?:(?!### ).*\n)+)", Path(__file__).with_name("attacks.txt").read_text(), re.M)
 
 
-@pytest.fixture(scope="module")
-def outside():
-    with battlefield() as outside:
-        yield outside
-
-
 def wanting_out():
     """Attacks that try to get out of their child, and not just to crash or to last."""
     families = "file", "forge", "net", "proc", "sec", "steal"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from cases import CPU_S, one
-from siege import assault, battlefield
+from siege import assault
 
 from sandbox.profiles import PROFILES
 from sandbox.values import decode
@@ -32,12 +32,6 @@ def hasty():
     """The profile of evaluation with the CPU limit of training."""
     with Sandbox(workers=1, profile="eval", cpu_s=CPU_S) as sandbox:
         yield sandbox
-
-
-@pytest.fixture(scope="module")
-def outside():
-    with battlefield() as outside:
-        yield outside
 
 
 def test_the_idioms_of_fast_programs_run(wide):
