@@ -1,5 +1,4 @@
 """docs/change-it.md is true: its blocks go into a copy of the source where they say, it trains, and no test turns red."""
-import json
 import re
 import shutil
 import subprocess
@@ -7,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import SIZES, rows, words
+from tiny_run import SIZES, rows, words, write
 
 import config
 
@@ -122,7 +121,7 @@ def test_a_benchmark(tmp_path, micro_base):
     copy = changed(tmp_path, "A benchmark")
     path = train(copy)
     questions = [dict(question=f"out\ndef f(x):\n return x\nf({n})\n", answer=f"={n}") for n in (3, 7)]
-    (copy / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    write(copy / "questions.jsonl", questions)
     terminal = run(copy, "-m", "eval.own", "--run", path, "--data", "questions.jsonl")
     answers = rows(path / "eval-own", "answers")
     assert {row["member"][0] for row in answers} == {*"TSb"} and "own" in terminal
@@ -135,8 +134,7 @@ def test_a_task_type_has_held_out_tasks(tmp_path, micro_base):
     """A line as the page shows it, with the type's own program, is a held-out task of a run that plays another type."""
     copy = changed(tmp_path, "A task type")
     put(copy, "tasks/prompts.py", "at the end", 'TEMPLATES["sortwords"] = replace(TEMPLATES["sortwords"], micro=("propose", "sort\\n{question}\\n"))\n')
-    line = dict(kind="sortwords", program="def f(words):\n    return sorted(words)", inputs=["['fig', 'date']"], message="fig date")
-    (copy / "heldout.jsonl").write_text(json.dumps(line) + "\n")
+    write(copy / "heldout.jsonl", [dict(kind="sortwords", program="def f(words):\n    return sorted(words)", inputs=["['fig', 'date']"], message="fig date")])
     assert rows(train(copy, heldout="heldout.jsonl"))[-1]["unseen_n"] == dict(sortwords=1)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_base import change, cut
-from tiny_run import SIZES, TORCHRUN, play, rows, timeless, words
+from tiny_run import SIZES, TORCHRUN, play, rows, timeless, words, write
 
 import config
 import measure
@@ -243,14 +243,14 @@ def test_another_base_is_refused(flags, whole, micro_base, tmp_path):
 
 def test_another_file_of_tasks_is_refused(micro_base, tmp_path):
     file = tmp_path / "tasks.jsonl"
-    lines = [json.dumps(dict(program=f"def f(x):\n return x+{i}", input="1")) + "\n" for i in range(3)]
-    file.write_text("".join(lines[:2]))
+    tasks = [dict(program=f"def f(x):\n return x+{i}", input="1") for i in range(3)]
+    write(file, tasks[:2])
     flags = SMALL | dict(base=micro_base, out=tmp_path, tasks=file, evolve="none", probe_every=0)
     path = play(**flags)
-    assert {row["program"] for row in rows(path, "tasks")} == {"def f(x):\n return x+0", "def f(x):\n return x+1"}
-    file.write_text("".join(lines))
+    assert {row["program"] for row in rows(path, "tasks")} == {task["program"] for task in tasks[:2]}
+    write(file, tasks)
     refused(rf"--tasks {file} is another file than {path} began with", **flags | dict(resume=path, steps=2))
-    file.write_text("".join(lines[:2]))
+    write(file, tasks[:2])
     assert len(rows(play(**flags | dict(resume=path, steps=2)))) == 2
 
 

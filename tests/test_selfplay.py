@@ -5,6 +5,7 @@ import json
 import random
 
 import pytest
+from tiny_run import write
 
 import rewards
 import selfplay
@@ -87,7 +88,7 @@ def test_tasks_that_no_teacher_writes(setup, tmp_path):
     """A step deals 6 tasks to each of two teachers; a file of 4 comes round three times a step, each time whole."""
     path = tmp_path / "some.jsonl"
     rows = [dict(kind=kind, program=program(f"x=x+{i}"), input="4") for i, kind in enumerate(["code_o", "code_i"] * 2)]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    write(path, rows)
     for tasks in "micro", str(path):
         s, steps = setup(tasks=tasks, task_types="code_o,code_i", n_prompts=2), []
         for step in 3, 3, 4:

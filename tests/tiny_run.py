@@ -30,6 +30,11 @@ def rows(path: Path, log: str = "metrics") -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def write(file: Path, rows) -> None:
+    """Writes rows as lines of JSON."""
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def timeless(path: Path) -> list[dict]:
     """Returns metrics.jsonl without the only member that two equal runs may differ in."""
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows(path)]

@@ -1,10 +1,10 @@
 """The ablation: budgets, what is checked before the first run, tables by hand; two arms end to end."""
 import itertools
-import json
 
 import numpy as np
 import pytest
 from tiny_run import rows as rows_of
+from tiny_run import write
 
 from common import UserError
 from config import config_of
@@ -74,17 +74,15 @@ def test_contrasts_are_paired_by_seed_and_corrected():
 
 def test_all_is_checked_before_the_first_run(micro_base, tmp_path, capsys):
     mine, one = tmp_path / "mine.jsonl", tmp_path / "one.jsonl"
-    lines = [json.dumps(dict(kind="code_o", program=f"def f(x): return x + {i}", input="1")) + "\n" for i in range(9)]
-    mine.write_text("".join(lines))
-    one.write_text(lines[0])
+    lines = [dict(kind="code_o", program=f"def f(x): return x + {i}", input="1") for i in range(9)]
+    write(mine, lines)
+    write(one, lines[:1])
     flags = ["--base", str(micro_base), "--out", str(tmp_path / "arms"), "--device", "cpu", "--arms", "pair", "--seeds", "0", "1"]
     for words, match in (
             (["--arms", "no_evolution"], "--arms no_evolution: give some of full, no-evolution"), (["--seeds", "1000"], "below 1000"),
             (["--arm", "slow"], 'give a new name and flags, as in "slow: --lr 3e-4"'), (["--arm", "pair: --lr 1"], "give a new name"),
-            (["--arm", "short: --steps 1"], "arm short: --steps is set by this command"), (["--arm", "x: --seed 4"], "--seed is set"),
-            (["--arm", "x: --base b --lr 1e-3"], "--base is set"), (["--arm", "x: --keep 3"], "--keep is set"), (["--arm", "x: --lr 7"], "--lr 7"),
-            (["--arm", "x: --heldout f"], "--heldout is set"), (["--arm", "x: --device cpu"], "--device is set"),
-            (["--arm", "x: --single --evolve-every 3"], "does nothing beside --single"), (["--", "--steps", "4"], "--steps is set"),
+            *[(["--arm", f"x: --{flag} 3"], f"arm x: --{flag} is set by this command") for flag in "steps seed base keep heldout device".split()],
+            (["--arm", "x: --lr 7"], "--lr 7"), (["--arm", "x: --single --evolve-every 3"], "does nothing beside --single"), (["--", "--steps", "4"], "--steps is set"),
             (["--arms", "frozen-teachers", "--", "--tasks", "micro"], "--lr-teacher 0.0 does nothing beside --tasks"),
             (["--", "--pop", "3"], "--pop 3"), (["--heldout", str(mine), "--", "--task-types", "code_i"], "of code_o alone"),
             (["--heldout", str(one)], "both splits have held-out tasks of no type alone"), (["--arm", "x: --lr '1"], "arm x .*No closing quotation"),
@@ -132,7 +130,7 @@ def test_arms_end_to_end(micro_base, tmp_path, capsys):
     assert "1 of" not in capsys.readouterr().out and "area" in (out / "table.txt").read_text()
     with pytest.raises(UserError, match=r"made otherwise \(full, single-long\)"):
         ablate.main([*flags, *words, "--lr", "1e-3"])
-    (out / "results.jsonl").write_text(json.dumps(full) + "\n")
+    write(out / "results.jsonl", [full])
     ablate.main([*flags, *words])
     assert rows_of(out, "results") == [full, single] and "1 of 1: single-long-s0" in capsys.readouterr().out
     assert logs == [(out / name).read_text() for name in ("full-s0/metrics.jsonl", "single-long-s0/metrics.jsonl")], "nothing is trained again"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_run import rows, write
 
 from common import UserError
 from eval import code
@@ -148,20 +149,15 @@ def test_livecodebench(wide):
 
 # ---- the command -------------------------------------------------------------------------------------------
 
-def write(path, rows):
-    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-
-
 def test_the_command(tmp_path, reader):
-    write(tmp_path / "HumanEvalPlus.jsonl.gz", [HUMAN])
+    (tmp_path / "HumanEvalPlus.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMAN).encode()))
     write(tmp_path / "MbppPlus.jsonl", [MBPP, dict(MBPP, task_id="Mbpp/10")])
     flags = ["--base", str(reader), "--max-new-tokens", "8", "--device", "cpu", "--out", str(tmp_path / "out"), "--data"]
     code.main([*flags, str(tmp_path), "--limit", "1"])
-    rows = [json.loads(line) for line in (tmp_path / "out/answers.jsonl").read_text().splitlines()]
-    assert {row["task_id"]: (row["solution"], row["verdict"]) for row in rows} == {
-        "HumanEval/0": ("", "malformed"), "Mbpp/9": ("", "malformed")}, "a random model writes none"
-    assert rows[0]["text"].startswith("<think>"), "the envelope's opening counts"
+    answers = rows(tmp_path / "out", "answers")
+    assert {(row["task_id"], row["solution"], row["verdict"]) for row in answers} == {
+        (id, "", "malformed") for id in ("HumanEval/0", "Mbpp/9")}, "a random model writes none"
+    assert answers[0]["text"].startswith("<think>"), "the envelope's opening counts"
     for words, match in ((["--bench", "livecodebench"], "files are there of humaneval[+], mbpp[+]; .* livecodebench"), (["--bench", "mbpp"], "--bench mbpp, .*: files are there of humaneval"),):
         with pytest.raises(UserError, match=match):
             code.main([*flags, str(tmp_path), *words])

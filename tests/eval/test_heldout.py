@@ -4,11 +4,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tiny_run import SIZES, play
+from tiny_run import SIZES, play, rows, write
 
 from common import UserError
 from eval import crossplay, heldout
-from eval.answer import RunDir
 from micro import programs
 from sandbox.values import decode
 from tasks import cruxeval, judge_answers
@@ -19,10 +18,6 @@ ROWS = [("def f(x):\n    return x+1", "4", "5"), ("def f(d, k):\n    return d.ge
         ("def f(g, x):\n    return g(x)", "lambda x: [x], 2", "[2]"), ("def f():\n    return {1: (2,)}", "", "{1: (2,)}"),
         ("def f(x):\n    return x*2", "'a' * 3", "'aaaaaa'"), ("def f(x):\n    return x-1", "4", "3"), ("def f(x):\n    return x*5", "2", "10")]
 ROWS = [dict(code=code, input=given, output=output, id=f"sample_{i}") for i, (code, given, output) in enumerate(ROWS)]
-
-
-def rows_in(out):
-    return RunDir(out, writes=False).rows("answers.jsonl")
 
 
 def test_no_program_is_in_both_splits_nor_in_the_training_text():
@@ -41,20 +36,20 @@ def test_no_program_is_in_both_splits_nor_in_the_training_text():
 def test_a_limit_counts_what_it_says_and_tasks_of_one_s_own_are_asked(run, tmp_path):
     flags = ["--run", str(run), "--device", "cpu", "--out"]
     heldout.main([*flags, str(tmp_path / "a"), "--bench", "code_o,logic", "--limit", "7"])
-    rows = rows_in(tmp_path / "a")
-    assert Counter((row["bench"], row["member"]) for row in rows) == dict.fromkeys(
+    answers = rows(tmp_path / "a", "answers")
+    assert Counter((row["bench"], row["member"]) for row in answers) == dict.fromkeys(
         [(bench, name) for bench in ("code_o", "logic") for name in ("T0", "S0", "S1", "base")], 7)
-    assert {row["verdict"] for row in rows} <= {"correct", "wrong", "malformed"} and any(row["correct"] for row in rows)
+    assert {row["verdict"] for row in answers} <= {"correct", "wrong", "malformed"} and any(row["correct"] for row in answers)
     lines = json.loads((tmp_path / "a/summary.json").read_text())
     for line in lines:
-        own = [row["correct"] for row in rows if (row["bench"], row["member"]) == (line["bench"], line["member"])]
+        own = [row["correct"] for row in answers if (row["bench"], row["member"]) == (line["bench"], line["member"])]
         assert line["n"] == 7 and (line["member"].startswith("mean") or line["accuracy"] == pytest.approx(np.mean(own)))
     programs_of_mine = [f"def f(x):\n x+={i}\n return x" for i in range(6)]
     mine = tmp_path / "mine.jsonl"
-    mine.write_text("".join(json.dumps(dict(kind="code_o", program=text, input="2")) + "\n" for text in programs_of_mine))
+    write(mine, [dict(kind="code_o", program=text, input="2") for text in programs_of_mine])
     for split in SPLITS:
         heldout.main([*flags, str(tmp_path / split), "--tasks", str(mine), "--split", split])
-        asked = {int(row["id"]) for row in rows_in(tmp_path / split)}
+        asked = {int(row["id"]) for row in rows(tmp_path / split, "answers")}
         assert asked == {i for i, text in enumerate(programs_of_mine, 1) if split_of(text) == split} and asked
     for words, match in ((["--bench", "code_0"], "--bench code_0: give some of code_o"), (["--split", "test"], "made otherwise .*split")):
         with pytest.raises(UserError, match=match):
@@ -83,12 +78,12 @@ def test_cruxeval_s_expressions_are_evaluated_once(sandbox):
 
 
 def test_cruxeval_is_asked_as_in_training(run, tmp_path):
-    (tmp_path / "cruxeval.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    write(tmp_path / "cruxeval.jsonl", ROWS)
     seen = Counter()
     for split in SPLITS:
         heldout.main(["--adapters", str(run / "step_3/S0"), "--device", "cpu", "--tasks", str(tmp_path / "cruxeval.jsonl"), "--split", split,
                       "--out", str(tmp_path / split)])
-        seen += Counter((row["bench"], row["id"]) for row in rows_in(tmp_path / split))
+        seen += Counter((row["bench"], row["id"]) for row in rows(tmp_path / split, "answers"))
     assert seen == {(bench, row["id"]): 2 for bench in cruxeval.KINDS for row in ROWS
                     if bench == "cruxeval-o" or row["id"] not in ("sample_2", "sample_3")}
 
@@ -112,14 +107,14 @@ def test_crossplay_on_a_run(micro_base, run, tmp_path, capsys):
     flags = ["--run", str(path), "--tasks", "4", "--out", str(tmp_path / "o"), "--device", "cpu"]
     capsys.readouterr()
     crossplay.main(flags)
-    told, rows = capsys.readouterr().out, rows_in(tmp_path / "o")
-    assert len(rows) == 3 * 4 * (1 + 3 * 2) * 2, "to 4 tasks of each of 3 generations the base and 2 students of each answer twice"
-    assert {row["member"].partition("/")[0] for row in rows} == {"base", "0", "2", "3"}
-    own = [row["correct"] for row in rows if row["bench"] == "2" and row["member"].startswith("3/")]
+    told, answers = capsys.readouterr().out, rows(tmp_path / "o", "answers")
+    assert len(answers) == 3 * 4 * (1 + 3 * 2) * 2, "to 4 tasks of each of 3 generations the base and 2 students of each answer twice"
+    assert {row["member"].partition("/")[0] for row in answers} == {"base", "0", "2", "3"}
+    own = [row["correct"] for row in answers if row["bench"] == "2" and row["member"].startswith("3/")]
     first, *_, last = told.splitlines()
     assert first.split() == ["students", "T@0", "T@2", "T@3"]
     assert float(last.split()[2]) == pytest.approx(np.mean(own), abs=5e-4)
-    (tmp_path / "o/answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:8]))
+    write(tmp_path / "o/answers.jsonl", answers[:8])
     crossplay.main(flags)
     assert capsys.readouterr().out == told, "resumed: the same"
     with pytest.raises(UserError, match="--keep 1000"):

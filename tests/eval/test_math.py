@@ -5,6 +5,7 @@ import tarfile
 from importlib.util import find_spec
 
 import pytest
+from tiny_run import rows
 
 from common import UserError
 from eval import math
@@ -69,8 +70,8 @@ def test_mmlu_mixes_the_subjects_and_takes_the_letter_that_is_written(tmp_path, 
     for text, verdict in (("A", "correct"), ("The answer is **A**.", "correct"), ("B. two", "wrong"), ("None", "malformed"), ("", "malformed")):
         assert [row["verdict"] for row in judge([(items["anatomy/0"], text)])] == [verdict], text
     math.main(["--base", str(reader), "--data", str(tmp_path), "--limit", "3", "--max-new-tokens", "4", "--out", str(tmp_path / "o")])
-    rows = [json.loads(line) for line in (tmp_path / "o/answers.jsonl").read_text().splitlines()]
-    assert len(rows) == 3 and {row["verdict"] for row in rows} == {"malformed"} and rows[0]["gold"] in "AB"
+    answers = rows(tmp_path / "o", "answers")
+    assert [row["verdict"] for row in answers] == ["malformed"] * 3 and answers[0]["gold"] in "AB"
 
 
 def test_what_is_missing_is_said(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tiny_run import SIZES, play, rows
+from tiny_run import SIZES, play, rows, write
 
 import report
 from common import UserError, wilson
@@ -19,11 +19,6 @@ ROOT = Path(report.__file__).parent.parent
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(1)> \"><b onclick='x'> ' onmouseover='x \u202egnp.exe \x00\x1b[2J\x07 " \
     "\ud800 \u2028 &lt;b&gt; </style></title></details></pre> <!-- ]]> $name {0}%s" + 9000 * "x"
 INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff\ud800-\udfff]")
-
-
-def write(path: Path, log: str, lines: list) -> None:
-    """A log of these lines."""
-    (path / f"{log}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
 
 
 def invent(path: Path, steps: int = 6, text: str = "", gain: float = 1.0, **flags) -> Path:
@@ -48,7 +43,7 @@ def invent(path: Path, steps: int = 6, text: str = "", gain: float = 1.0, **flag
                                   attempts=dict(S0=["correct", "wrong", "wrong"]), answers=dict(S0=["2", f"3 {text}", f"3 {text}"])))
     birth = dict(step=2, child="T2", operator="dare", norm_ratio=0.95, parents=[dict(name="T1"), dict(name="T0")], victim=dict(name="T0"))
     for log, lines in dict(metrics=metrics, tasks=tasks, genealogy=[birth] * (steps > 3)).items():
-        write(path, log, lines)
+        write(path / f"{log}.jsonl", lines)
     config = dict(base="micro/base", name=path.name, out="out", seed=0, steps=steps, pop=4, single=False) | flags
     (path / "config.json").write_text(json.dumps(config))
     (path / "env.json").write_text(json.dumps(dict(commit="abc")))
@@ -83,7 +78,7 @@ def test_a_whole_run_is_told(tmp_path):
     lines = rows(path)
     for step in (2, 3, 5):
         lines[step]["alarms"] = dict(collapse=f"like eggs, said at {step} <b>")
-    write(path, "metrics", lines)
+    write(path / "metrics.jsonl", lines)
     text = made(path)
     for words in ("Students went from .00 to .40 on held-out tasks; never trained on: word problems .00 to .40.", "6 of 6 steps of 4 members",
                   ".71 → .71", "dare of T1 and T0, in place of T0", "0.95", "2 × wrong", "1 births", "30 ± 8", "6.0 minutes",
@@ -151,7 +146,7 @@ def test_an_ablation(tmp_path):
     results = [dict(arm="full", seed=0, run="a"), dict(arm="full", seed=1, run="b"), dict(arm="two", seed=0, run="c"), dict(arm="two", seed=0, run="d")]
     for row, gain in zip(results, (2.0, 1.0, 1.0, 0.5)):
         invent(tmp_path / row["run"], gain=gain)
-    write(tmp_path, "results", results)
+    write(tmp_path / "results.jsonl", results)
     (tmp_path / "table.txt").write_text("arm difference\ntwo +0.450 <b>\n")
     full, two = page.arms_of(tmp_path)
     # a probe comes before its step's own tokens: steps 0, 2 and 4 of six that spend the same

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from proposals import CHAT, MICRO, fate, made, outcome, read
+from tiny_run import write
 
 from common import Refused, UserError
 from sandbox.values import encode
@@ -179,7 +180,7 @@ def test_files_hold_tasks_of_every_kind_and_a_runs_rows_are_tasks_again(tmp_path
     assert (tasks[1].program, len(tasks[1].outputs), tasks[1].message) == (REVERSE, 10, "turns")
     assert (tasks[2].message, tasks[3].program) == ("What are 52 weeks in days?", "def f(a, b):\n    return a and (not b)")
     rows = [asdict(task) | {"reason": "", "attempts": {}} for task in tasks]
-    again.write_text("\n".join(map(json.dumps, [*rows, {"kind": "code_o", "reason": "syntax"}])))
+    write(again, [*rows, {"kind": "code_o", "reason": "syntax"}])
     assert [fate(sandbox, proposal) for proposal in read_tasks(again)] == tasks
     assert fate(sandbox, IDENTITY, MICRO).outputs == ("[1,2,3]",)
     with pytest.raises(UserError, match="cannot be read"):
