@@ -1,11 +1,14 @@
-"""Random rows to learn from, and the settings of an algorithm, for the tests of the update."""
+"""Random rows to learn from, the settings of an algorithm, and one of two processes, for the tests of the update."""
 from math import ceil
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import rl
 from config import Config, resolve_config
 from generate import Rollout
+from ranks import Ranks
 
 LENGTH = 16                                # --max-new-tokens: Dr. GRPO's constant
 
@@ -31,16 +34,17 @@ def pick(batch: rl.Batch, rows: torch.Tensor) -> rl.Batch:
     return rl.Batch(batch.rollout.select(rows), *(column[rows] for column in columns))
 
 
-def answer_logp(base, adapters, rollout: Rollout, i: int) -> torch.Tensor:
-    """Log-probabilities of row i's answer, from the row alone and unpadded; of the base without adapters."""
-    start, end = int(rollout.prompt_len[i]), int(rollout.length[i])
-    ids = rollout.ids[i:i + 1, :end]
-    hidden = base.model(ids, lora=adapters and adapters.route(rollout.member[i:i + 1], torch.float32))
-    logp = base.model.logits(hidden)[0, start - 1:-1].log_softmax(-1)
-    return logp.gather(1, ids[0, start:, None])[:, 0]
-
-
 def settings(algo: str = "reinforce++", **flags) -> Config:
     """What the update reads of a run with these flags; without the KL if none is given."""
     cfg = Config(algo=algo, **{"max_new_tokens": LENGTH, "kl_coef": 0.0, **flags})
     return resolve_config(cfg, "micro")
+
+
+def one_of_two(rank: int, what, folder: Path, *given) -> None:
+    """A process that does `what`."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    ranks = Ranks(rank, 2, torch.device("cpu"))
+    what(ranks, *given)
+    ranks.leave()
+    assert not dist.is_initialized()

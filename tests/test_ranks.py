@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
+from batches import one_of_two
 from tiny_run import SIZES, rows
 
 import train
@@ -95,16 +95,6 @@ def run_altered(ranks: Ranks, folder: Path, micro_base: Path) -> None:
     os.environ.update(WORLD_SIZE="2", RANK=str(ranks.rank))
     with pytest.raises(AssertionError, match="^step 1: the processes hold different adapters"):
         train.main(Config(base=str(micro_base), out=str(folder), device="cpu", steps=3, evolve_every=1, probe_every=0, save_every=1, **SIZES))
-
-
-def one_of_two(rank: int, what, folder: Path, *given) -> None:
-    """A process that does `what`."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    ranks = Ranks(rank, 2, torch.device("cpu"))
-    what(ranks, *given)
-    ranks.leave()
-    assert not dist.is_initialized()
 
 
 @pytest.mark.slow
