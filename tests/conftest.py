@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_base import OTHERS, make_tiny
+from tiny_run import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 torch.set_num_threads(1)
 
 

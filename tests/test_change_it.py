@@ -1,16 +1,11 @@
 """docs/change-it.md is true: its blocks go into a copy of the source where they say, it trains, and no test turns red."""
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import SIZES, rows, words, write
+from tiny_run import ROOT, SIZES, python, rows, words, write
 
-import config
-
-ROOT = Path(config.__file__).parent
 PAGE = (ROOT / "docs" / "change-it.md").read_text(encoding="utf-8")
 SECTIONS = dict(section.split("\n", 1) for section in PAGE.split("\n## ")[1:])          # title -> text
 WALKS = [title for title, text in SECTIONS.items() if "```python" in text]
@@ -56,7 +51,7 @@ def changed(tmp_path: Path, *titles: str) -> Path:
 
 def run(copy: Path, *command: object) -> str:
     """What a Python command prints in the copy, where it ends well."""
-    done = subprocess.run([sys.executable, *map(str, command)], cwd=copy, capture_output=True, text=True)
+    done = python(*command, cwd=copy, timeout=None)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 

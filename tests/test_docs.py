@@ -7,14 +7,13 @@ import re
 import runpy
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
+from tiny_run import ROOT
 
 import config
 from eval import ablate
 
-ROOT = Path(config.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [path.relative_to(ROOT) for folder in ("", "docs", "course", "micro") for path in sorted((ROOT / folder).glob("*.md"))]
 TEXTS = {page.as_posix(): (ROOT / page).read_text(encoding="utf-8") for page in PAGES}

@@ -3,12 +3,12 @@ import random
 import re
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from batches import make_batch, pick
 from factors import fresh, trained
+from tiny_run import ROOT
 
 import evolve
 import nano
@@ -20,7 +20,6 @@ from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from tasks.prompts import Prompt
 from trueskill_lite import Rating, TrueSkill, child_rating
 
-ROOT = Path(__file__).resolve().parent.parent
 TRUESKILL = TrueSkill()
 
 

@@ -13,11 +13,10 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from tiny_run import play, rows, words
+from tiny_run import ROOT, play, python, rows, words
 
 import config
 
-ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on Linux")
 
 WINDOWS = """
@@ -61,9 +60,8 @@ FLAGS = dict(steps=2, pop=4, n_prompts=2, proposals_per_prompt=4, samples_per_ta
 
 def on_windows(*words, body="del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)", source=ROOT, typed=""):
     """A module of ours, or other code, run with these words where Windows is, on a terminal that knows no UTF-8."""
-    environment = dict(os.environ, PYTHONIOENCODING="cp1252", OMP_NUM_THREADS="1")
-    return subprocess.run([sys.executable, "-c", WINDOWS + body, *map(str, words)], cwd=source, env=environment,
-                          input=typed, capture_output=True, text=True, timeout=600)
+    environment = dict(os.environ, PYTHONIOENCODING="cp1252")
+    return python("-c", WINDOWS + body, *words, cwd=source, env=environment, input=typed)
 
 
 def windows_clone(path):
@@ -179,8 +177,7 @@ def test_the_notebooks_cells_run(tmp_path, micro_base):
         if part.name != "out":                                          # so that out/ is not ours
             (tmp_path / part.name).symlink_to(part)
     out, code = tmp_path / "out" / "lab", STAND_IN + "\n".join(CODE[name] for name in ("run", "report", "run"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=dict(os.environ, LAB_STEPS="2"),
-                          capture_output=True, text=True, timeout=540)
+    done = python("-c", code, cwd=tmp_path, env=dict(os.environ, LAB_STEPS="2"))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "steps 0 to 2" in done.stdout and done.stdout.count("report out/lab draws it") == 2
     page = unescape(re.search('<iframe srcdoc="([^"]*)" width', done.stdout)[1])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_base import change, cut
-from tiny_run import SIZES, TORCHRUN, play, rows, timeless, words, write
+from tiny_run import ROOT, SIZES, TORCHRUN, play, python, rows, timeless, words, write
 
 import config
 import measure
@@ -25,7 +25,6 @@ from lora import Adapters
 from run import LOGS, RunDir, free_memory, members_dir, memory_plan, stop_flag
 from weights import read_config
 
-ROOT = Path(train.__file__).parent
 STEPS = 3
 # some of all that a checkpoint must carry over: rates of members' own that decay, births, probes, references
 FLAGS = SIZES | dict(steps=STEPS, pop=6, task_types="code_o,code_f", n_few_shot=2, evolve_every=1, grace=0, probe_every=1, save_every=1, keep=9,
@@ -125,7 +124,7 @@ def test_two_processes_stop_and_go_on(flags, tmp_path):
     _, said = process.communicate(timeout=120)
     assert said.count("SIGINT: saved before step ") == 1 and str(ROOT / "train.py") not in said.split("SIGINT: saved")[0], said
     for given in flags(tmp_path, resume=tmp_path / "run"), flags(tmp_path / "whole"):
-        subprocess.run([sys.executable, *TORCHRUN, "train.py", *words(**given)], cwd=ROOT, check=True, timeout=200)
+        python(*TORCHRUN, "train.py", *words(**given), check=True)
     assert_equal(tmp_path / "whole" / "run", tmp_path / "run")
 
 
@@ -355,7 +354,6 @@ def test_all_processes_halt_together(flags, tmp_path):
     """Under torchrun, whose own exit code is 1 for any of a process; each says 3, and the checkpoint is whole."""
     alarmed = ('import runpy, measure\nmeasure.UNIQUE_SHARE = measure.WINDOW = 2\n'
                'runpy.run_path("train.py", run_name="__main__")')
-    done = subprocess.run([sys.executable, *TORCHRUN, "--no-python", sys.executable, "-c", alarmed, *words(**flags(tmp_path, halt_on="collapse"))],
-                          cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = python(*TORCHRUN, "--no-python", sys.executable, "-c", alarmed, *words(**flags(tmp_path, halt_on="collapse")))
     assert done.returncode == 1 and done.stderr.count("halted by --halt-on") == 1 and "exitcode  : 3" in done.stderr, done.stderr
     assert RunDir(tmp_path / "run", writes=False).steps()[-1] == 2 == len(rows(tmp_path / "run"))

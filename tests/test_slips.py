@@ -1,17 +1,11 @@
 """A slip in what somebody has just written into the source ends a run with a traceback that points at its line; once it is
 mended, the run goes on."""
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tiny_run import SIZES, TORCHRUN, play, rows, words
+from tiny_run import ROOT, SIZES, TORCHRUN, play, python, rows, words
 
-import config
-
-ROOT = Path(config.__file__).parent
 FLAGS = SIZES | dict(steps=1, proposals_per_prompt=8, evolve_every=1, evolve="copy", grace=0, probe_every=0, save_every=1)
 # file -> what is written at its end, the line that fails, and what Python says of it
 SLIPS = {
@@ -38,8 +32,7 @@ def test_a_slip_is_a_traceback_and_the_run_goes_on(begun, micro_base, tmp_path, 
     with open(source / file, "a") as f:
         f.write("\n\n" + written)
     flags = words(resume=run, steps=2, base=micro_base)
-    done = subprocess.run([sys.executable, *TORCHRUN * (n_processes == 2), "train.py", *flags], cwd=source, capture_output=True,
-                          text=True, timeout=180, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = python(*TORCHRUN * (n_processes == 2), "train.py", *flags, cwd=source)
     assert done.returncode == 1, done.stderr
     number = (source / file).read_text().splitlines().index(next(x for x in written.splitlines() if line in x)) + 1
     where = f'File "{source / file}", line {number}, in {"read" if "tasks" in file else "slip"}'

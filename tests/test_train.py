@@ -2,14 +2,11 @@
 import dataclasses
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from factors import same
-from tiny_run import SIZES, TORCHRUN, play, rows, words
+from tiny_run import SIZES, TORCHRUN, play, python, rows, words
 
 import config
 import train
@@ -22,7 +19,6 @@ from selfplay import make_tasks
 from tasks.base import Proposal
 from trueskill_lite import Rating
 
-ROOT = Path(train.__file__).parent
 TINY = SIZES | dict(steps=2, pop=6, evolve_every=1, probe_every=0, kl_every=1)         # else no run of two steps has a KL
 # A test's run takes the i-th value of each switch, so that as many runs as the longest list has cover them all.
 WITH_CHOICES = [f for f in dataclasses.fields(config.Config) if f.metadata["choices"] and f.type is str]
@@ -189,8 +185,7 @@ def test_two_processes(run, micro_base, tmp_path):
     """torchrun over gloo trains the same population: the same proposals, the same update up to rounding."""
     flags = dict(steps=1, temperature=0.05, probe_every=1, dtype="float32")
     alone, both = run(**flags), tmp_path / "run"
-    done = subprocess.run([sys.executable, *TORCHRUN, "train.py", *words(**TINY | dict(base=micro_base, out=tmp_path) | flags)], cwd=ROOT,
-                          capture_output=True, text=True, timeout=180, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = python(*TORCHRUN, "train.py", *words(**TINY | dict(base=micro_base, out=tmp_path) | flags))
     assert done.returncode == 0, done.stderr
     (a,), (b,) = rows(alone), rows(both)
     assert all(a[key] == b[key] for key in ("reasons", "tokens_generated", "tokens_trained"))

@@ -1,7 +1,10 @@
-"""Runs of train.py on a small scale: their command lines and the lines of their logs."""
+"""Processes, and runs of train.py on a small scale: their command lines and the lines of their logs."""
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 # Under torchrun, also on a machine whose own name does not resolve
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc_per_node=2"]
 # Flags of a run whose steps take a second each
@@ -15,6 +18,11 @@ def words(**flags) -> list[str]:
         spelled = "--" + name.replace("_", "-")
         found += [spelled] if value is True else [spelled, str(value)]
     return found
+
+
+def python(*words, cwd=ROOT, timeout=600, **more) -> subprocess.CompletedProcess:
+    """Runs Python with these words as a process of its own; returns how it ended and what it said."""
+    return subprocess.run([sys.executable, *map(str, words)], cwd=cwd, timeout=timeout, capture_output=True, text=True, **more)
 
 
 def play(enough=None, **flags) -> Path:

@@ -1,19 +1,14 @@
 """The course: solutions pass, wrong ones and stubs fail, a person plays, an exercise has one number."""
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import tiny_run
 
-import config
 from common import leave
 
-ROOT = Path(config.__file__).parent
-COURSE = ROOT / "course"
+COURSE = tiny_run.ROOT / "course"
 EXERCISES = sorted(p.stem for p in (COURSE / "exercises").glob("*.py"))
 
 
@@ -33,14 +28,14 @@ def test_solutions_pass_wrong_ones_fail_and_a_stub_is_one_line(tmp_path):
         solution = (COURSE / "solutions" / f"{name}.py").read_text()
         assert right in solution
         (wrong / f"{name}.py").write_text(solution.replace(right, slip) + '# raise NotImplementedError("exercise")\n')
-    words = [sys.executable, "-m", "pytest", "course", "--tb=no", "-q", "-rA", "-p", "no:cacheprovider", "--grade"]
-    said = subprocess.run([*words, f"exercises,solutions,{wrong}"], cwd=ROOT, capture_output=True, text=True, timeout=300).stdout
+    words = ["-m", "pytest", "course", "--tb=no", "-q", "-rA", "-p", "no:cacheprovider", "--grade"]
+    said = tiny_run.python(*words, f"exercises,solutions,{wrong}").stdout
     ended = re.findall(r"^(PASSED|FAILED|ERROR) .*\[(exercises|solutions)", said, re.M)
     assert len(ended) > 80 and set(ended) == {("PASSED", "solutions")}, said[-2000:]
     noticed = re.findall(rf"^FAILED course/tests/test_(\w+).py::(\w+)\[{wrong}", said, re.M)
     assert set(noticed) == {(name, test) for name, (*_, test) in WRONG.items()}, said[-2000:]
     assert re.findall(r"^not begun: course/exercises/(\w+).py$", said, re.M) == EXERCISES
-    refused = subprocess.run([*words, "solution"], cwd=ROOT, capture_output=True, text=True)
+    refused = tiny_run.python(*words, "solution")
     assert refused.returncode == 4 and refused.stderr.strip() == "ERROR: --grade solution: give exercises or solutions, or both with a comma"
 
 

@@ -2,20 +2,16 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tiny_run import SIZES, play, rows, write
+from tiny_run import ROOT, SIZES, play, python, rows, write
 
-import report
 from common import UserError, wilson
 from report import RunLog, draw, page
 from report.__main__ import main
 
-ROOT = Path(report.__file__).parent.parent
 HOSTILE = "</script><script>alert(1)</script> <img src=x onerror=alert(1)> \"><b onclick='x'> ' onmouseover='x \u202egnp.exe \x00\x1b[2J\x07 " \
     "\ud800 \u2028 &lt;b&gt; </style></title></details></pre> <!-- ]]> $name {0}%s" + 9000 * "x"
 INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff\ud800-\udfff]")
@@ -124,7 +120,7 @@ def test_command_line(tmp_path):
     good = invent(tmp_path / "run")
     for words, code, said in (([tmp_path], 2, "is no run's directory: give out/NAME"), ([good, "--out", tmp_path / "no" / "a.html"], 1, "No such file"),
                               ([good], 0, "")):
-        done = subprocess.run([sys.executable, "-S", "-m", "report", *map(str, words)], capture_output=True, text=True, cwd=ROOT)
+        done = python("-S", "-m", "report", *words)
         assert done.returncode == code and said in done.stderr and done.stderr.count("\n") == bool(code), (words, done.stderr)
     check((good / "report.html").read_text(encoding="utf-8"))
 

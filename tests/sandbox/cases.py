@@ -1,9 +1,6 @@
 """What the tests of the sandbox share: ordinary programs, attacks, and how one job is judged."""
-from pathlib import Path
-
 from verifier import Job
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU_S = 0.25                                            # of the fixture `narrow`
 HONEST = Job("import math\ndef f(x): return sorted(x), math.sqrt(4), len(x)", ("[2, 1]",))
 LOOP = "def f(x):\n if x == 2:\n  while True: pass\n return x * 10"

@@ -1,10 +1,9 @@
 """Text from a model is never evaluated in the trainer, and whatever it is, it ends as a named verdict."""
 import re
-import subprocess
-import sys
 
 import pytest
-from cases import ROOT, one
+from cases import one
+from tiny_run import python
 
 WATCHED = """
 import ast, symtable, sys
@@ -60,7 +59,7 @@ def test_an_audit_hook_sees_no_evaluation_of_hostile_text(tmp_path):
     """Proposals and answers that try to be evaluated go through all of tasks. The hook is alive: it sees the one eval at
     the end, which is a compilation and an execution."""
     mark = tmp_path / "touched"
-    done = subprocess.run([sys.executable, "-c", WATCHED, mark], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", WATCHED, mark)
     assert done.stdout == "[]\n2\n" and not mark.exists(), done
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from cases import HONEST, LOOP, ROOT, one
+from cases import HONEST, LOOP, one
+from tiny_run import ROOT, python
 
 import verifier
 from common import UserError
@@ -127,14 +128,14 @@ with Sandbox(workers=1, cpu_s=0.2, wall_s=60) as narrow:
 
 def test_signals_that_the_trainer_ignores_or_blocks_still_work():
     """What a child inherits must not depend on who started the trainer."""
-    done = subprocess.run([sys.executable, "-c", DEAF], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    done = python("-c", DEAF, timeout=50)
     assert done.stdout == "['timeout', 'ok']\n", done
 
 
 def test_command_line(as_nobody):
     """As an ordinary user, without standard streams, where it cannot protect; and it asks for no torch."""
     light = "import sys, verifier; assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", light], cwd=ROOT).returncode == 0
+    assert python("-c", light).returncode == 0
     done = as_nobody("--self-check")
     assert done.returncode == 0 and re.match("tier: (full|no namespaces)\n", done.stdout), done
     bare = f"exec {sys.executable} {verifier.__file__} --self-check <&- 2>&-"       # without standard streams

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cases import LOOP, ROOT, one
+from cases import LOOP, one
+from tiny_run import ROOT
 
 from sandbox import fork_server, scheduler
 from sandbox.profiles import LATE

@@ -2,12 +2,10 @@
 import dataclasses
 import random
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from proposals import CHAT, judge, outcome
+from tiny_run import python
 
 from common import UserError
 from tasks import TASK_TYPES, metamath, proof
@@ -15,7 +13,6 @@ from tasks.base import Task
 from tasks.metamath import Database
 
 PROOF = TASK_TYPES["proof"]
-ROOT = Path(metamath.__file__).resolve().parents[1]
 SYL3 = ("h1 $e |- ( p -> q ) $. h2 $e |- ( q -> r ) $. h3 $e |- ( r -> s ) $.\n"
         "syl3 $p |- ( p -> s ) $= wp wq ws h1 wq wr ws h2 h3 syl syl $.")
 HEAD = ("$c ( ) -> wff |- $. $v p q $. wp $f wff p $. wq $f wff q $. wi $a wff ( p -> q ) $. "
@@ -24,7 +21,7 @@ HEAD = ("$c ( ) -> wff |- $. $v p q $. wp $f wff p $. wq $f wff q $. wi $a wff (
 
 def test_the_corner_is_imported_only_when_it_is_asked_for():
     code = "import sys, tasks; print('tasks.proof' in sys.modules); tasks.TASK_TYPES['proof'].name; print('tasks.proof' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = python("-c", code)
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
