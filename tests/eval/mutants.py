@@ -1,7 +1,8 @@
 """Three wrong (or nearly right) programs for each published solution, the same ones wherever they are made.
 
 Two are changes of one place in the syntax tree; the third turns what the solution returns into something else
-of the same content, or nearly. evalplus_verdicts.txt holds what EvalPlus 0.3.1 says about each of them.
+of the same content, or nearly. evalplus_verdicts.txt holds what EvalPlus 0.3.1 says about each of them; main() of this
+file at commit 8f505319 wrote it.
 """
 import ast
 import random
@@ -113,26 +114,3 @@ def mutants(id: str, canonical: str, entry: str) -> list[str]:
     while len(made) < 3:
         made.append(canonical + TURNED.format(entry=entry, number=draws.randrange(1 << 20)))
     return made
-
-
-def main() -> None:
-    """Prints evalplus_verdicts.txt, with evalplus==0.3.1 and its two files (HUMANEVAL_OVERRIDE_PATH, MBPP_OVERRIDE_PATH)."""
-    from evalplus.data import get_human_eval_plus, get_mbpp_plus
-    from evalplus.eval._special_oracle import MBPP_OUTPUT_NOT_NONE_TASKS
-    from evalplus.evaluate import check_correctness
-    from evalplus.gen.util import trusted_exec
-
-    for dataset, problems in (("humaneval", get_human_eval_plus()), ("mbpp", get_mbpp_plus())):
-        for id, problem in problems.items():
-            canonical, entry, truth = problem["prompt"] + problem["canonical_solution"], problem["entry_point"], {}
-            for part in ("base", "plus"):
-                truth[part], truth[f"{part}_time"] = trusted_exec(canonical, problem[f"{part}_input"], entry, True, entry in MBPP_OUTPUT_NOT_NONE_TASKS)
-            words = [id]
-            for number, mutant in enumerate(mutants(id, canonical, entry)):
-                found = check_correctness(dataset, number, problem, mutant, truth, fast_check=True, min_time_limit=4.0, gt_time_limit_factor=10.0)
-                words.append(found["base"][0][0] + found["plus"][0][0])
-            print(*words)
-
-
-if __name__ == "__main__":
-    main()
