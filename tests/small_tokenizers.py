@@ -67,9 +67,22 @@ def fast(made: Tokenizer, template: str = "", **names: str):
     return wrapped
 
 
-FAMILIES = {"legacy": lambda: fast(legacy(), CHATML, bos_token="<s>", eos_token="</s>", unk_token="<unk>"),
-            "always": lambda: fast(metaspace("always"), CHATML, bos_token="<s>", eos_token="</s>", unk_token="<unk>"),
-            "first": lambda: fast(metaspace("first"), CHATML, bos_token="<s>", eos_token="</s>", unk_token="<unk>"),
-            "byte level": lambda: fast(byte_level(), CHATML, eos_token="<|im_end|>")}
+def qwen(template: str = CHATML):
+    """A tokenizer as of Qwen, with a chat template."""
+    return fast(byte_level(), template, eos_token="<|im_end|>")
+
+
+def write_chat_base(directory, template: str = CHATML):
+    """A small random base with such a tokenizer; its directory."""
+    from tiny_base import write_tiny
+    tokenizer = qwen(template)
+    write_tiny(directory, "qwen2", vocab_size=len(tokenizer), max_position_embeddings=4096, eos_token_id=2)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+LLAMA = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+FAMILIES = {"legacy": lambda: fast(legacy(), CHATML, **LLAMA), "always": lambda: fast(metaspace("always"), CHATML, **LLAMA),
+            "first": lambda: fast(metaspace("first"), CHATML, **LLAMA), "byte level": qwen}
 
 

@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from small_tokenizers import CHATML, byte_level, fast
-from tiny_base import write_tiny
+from small_tokenizers import write_chat_base
 from tiny_run import play, timeless
 
 import config
@@ -157,10 +156,7 @@ def test_a_member_s_entropy_is_over_its_answers_tokens(setup):
 
 def test_a_base_that_cannot_do_it_is_told_in_a_run(tmp_path, capsys):
     """A random one, whose proposals are noise: after 64 of them, and after 5 steps of equal rewards."""
-    wrapped = fast(byte_level(), CHATML, eos_token="<|im_end|>")
-    write_tiny(tmp_path / "base", "qwen2", vocab_size=len(wrapped), max_position_embeddings=4096, eos_token_id=2)
-    wrapped.save_pretrained(tmp_path / "base")
-    run = play(base=tmp_path / "base", out=tmp_path, name="run", device="cpu", steps=WINDOW, pop=2, task_types="code_o", n_prompts=1, n_few_shot=1,
+    run = play(base=write_chat_base(tmp_path / "base"), out=tmp_path, name="run", device="cpu", steps=WINDOW, pop=2, task_types="code_o", n_prompts=1, n_few_shot=1,
                proposals_per_prompt=32, max_new_tokens=4, rank=2, evolve="none", probe_every=0, save_every=WINDOW, n_heldout=0)
     said = capsys.readouterr().out
     assert [list(row["alarms"]) for row in timeless(run)] == [[], ["format"], ["format"], ["format"], ["flat", "format"]]

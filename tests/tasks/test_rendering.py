@@ -3,8 +3,7 @@ import dataclasses
 
 import pytest
 from proposals import CHAT, judge, made
-from small_tokenizers import CHATML, FAMILIES, THINKS, byte_level, fast, legacy
-from tiny_base import write_tiny
+from small_tokenizers import CHATML, FAMILIES, LLAMA, THINKS, byte_level, fast, legacy, qwen, write_chat_base
 
 import selfplay
 from tasks.prompts import ENVELOPE, TURN, Prompt, concluded, reasoning
@@ -69,7 +68,7 @@ SWITCHED = CHATML.replace("assistant\n{% endif %}", "assistant\n{% if enable_thi
     (THINKS, "chat", "Example:\n", "<think>\n\n</think>\n\nExample:\n", "Example:\n"),
     (TAUGHT, "chat", "", "assistant\n", ""), (EMPTY, "chat", "```\n", "```\n", "```\n"), (EMPTY, "direct", "```\n", "<think>\n\n</think>\n\n```\n", "```\n")])
 def test_who_renders_a_prompt_says_whether_it_ends_inside_thinking(template, prompt_format, prefix, end, opening):
-    wrapped = fast(byte_level(), template, eos_token="<|im_end|>")
+    wrapped = qwen(template)
     found = render(Prompt("What is <think>?", prefix), prompt_format, wrapped)
     text = wrapped.decode(found.ids)
     assert text.rpartition("assistant\n")[2] == end.removeprefix("assistant\n") and text.endswith(end) and found.opening == opening
@@ -101,11 +100,7 @@ def test_thinking_counts_as_reasoning_whoever_opened_it():
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory):
     """A small random base whose template opens the thinking."""
-    path = tmp_path_factory.mktemp("thinker")
-    wrapped = fast(byte_level(), THINKS, eos_token="<|im_end|>")
-    write_tiny(path, "qwen2", vocab_size=len(wrapped), max_position_embeddings=2048, eos_token_id=2)
-    wrapped.save_pretrained(path)
-    return load_base(str(path))
+    return load_base(str(write_chat_base(tmp_path_factory.mktemp("thinker"), THINKS)))
 
 
 def test_students_and_teachers_of_such_a_base(setup, thinker, population):
@@ -121,6 +116,6 @@ def test_students_and_teachers_of_such_a_base(setup, thinker, population):
 def test_a_llama_like_tokenizer_puts_its_own_space_after_a_special_token():
     """As transformers does, which these models were trained by: the prefix adds none of its own."""
     inst = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}</s>{% endif %}"
-    wrapped = fast(legacy(), inst, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    wrapped = fast(legacy(), inst, **LLAMA)
     found = render(Prompt("Why?", "```output\n"), "direct", wrapped)
     assert found.ids == wrapped("Why?</s>```output\n", add_special_tokens=False).input_ids
