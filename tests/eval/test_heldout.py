@@ -1,5 +1,4 @@
 """Held-out tasks, CRUXEval and cross-play: splits without a common program, put and judged as in training."""
-import json
 from collections import Counter
 
 import numpy as np
@@ -40,10 +39,6 @@ def test_a_limit_counts_what_it_says_and_tasks_of_one_s_own_are_asked(run, tmp_p
     assert Counter((row["bench"], row["member"]) for row in answers) == dict.fromkeys(
         [(bench, name) for bench in ("code_o", "logic") for name in ("T0", "S0", "S1", "base")], 7)
     assert {row["verdict"] for row in answers} <= {"correct", "wrong", "malformed"} and any(row["correct"] for row in answers)
-    lines = json.loads((tmp_path / "a/summary.json").read_text())
-    for line in lines:
-        own = [row["correct"] for row in answers if (row["bench"], row["member"]) == (line["bench"], line["member"])]
-        assert line["n"] == 7 and (line["member"].startswith("mean") or line["accuracy"] == pytest.approx(np.mean(own)))
     programs_of_mine = [f"def f(x):\n x+={i}\n return x" for i in range(6)]
     mine = tmp_path / "mine.jsonl"
     write(mine, [dict(kind="code_o", program=text, input="2") for text in programs_of_mine])
