@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from tiny_run import ROOT, SIZES, play, python, rows, write
 
-from common import UserError, wilson
+from common import UserError
 from report import RunLog, draw, page
 from report.__main__ import main
 
@@ -86,7 +86,6 @@ def test_a_whole_run_is_told(tmp_path):
 
 def test_each_curve_has_its_numbers(tmp_path):
     run = RunLog(invent(tmp_path / "run"))
-    assert wilson(50, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
     heldout = page.panels(run)["Held-out tasks of the type that is played"]
     assert [line.name for line in heldout] == ["S0", "S1", "mean", "base"]
     assert [value for _, value in heldout[2].points] == pytest.approx([0, 0.2, 0.4]) and len(heldout[2].band) == 3
