@@ -105,15 +105,13 @@ def test_without_baseline_the_advantage_is_the_reward():
 @pytest.mark.parametrize("algo", ALGORITHMS)
 @pytest.mark.parametrize("silent", [0.0, 0.1, 1.0])
 def test_groups_without_variance_are_exactly_zero(algo, silent):
-    """Also where the float mean of equal numbers is not that number; the others do not notice them."""
+    """Also where the float mean of equal numbers is not that number."""
     for normalize in NORMALIZE:
         batch, cfg = make_batch(60, member=(0, 1), roles=2), settings(algo, normalize_advantages=normalize)
         quiet = torch.isin(batch.group, torch.tensor([1, 4, 11, 15]))
         batch.reward[quiet] = silent
         adv = rl.advantages(batch, cfg)
         assert (adv[quiet] == 0).all() and (adv[~quiet] != 0).all()
-        without = rl.advantages(pick(batch, (~quiet).nonzero().squeeze(1)), cfg)
-        assert (adv[~quiet] - without).abs().max() < 1e-6
         batch.reward[:] = silent
         assert (rl.advantages(batch, cfg) == 0).all()
 
