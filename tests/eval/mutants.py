@@ -6,6 +6,8 @@ file at commit 8f505319 wrote it.
 """
 import ast
 import random
+from collections.abc import Callable
+from functools import partial
 from zlib import crc32
 
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
@@ -62,44 +64,25 @@ def _turned(out, number):
 '''
 
 
-def sites(tree: ast.Module) -> list[tuple[ast.AST, str]]:
-    """What can be changed in a tree, by kind of change, in the order of the walk."""
+def sites(tree: ast.Module) -> list[Callable]:
+    """What can be changed in a tree, in the order of the walk; to call one changes the tree."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            found += [(node, "one more"), (node, "one less")]
-            if type(node.value) is float:
-                found.append((node, "a millionth more"))
+            for more in (1, -1) if type(node.value) is int else (1, -1, 1e-6):
+                found.append(partial(setattr, node, "value", node.value + more))
         elif isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
-            found.append((node, "other comparison"))
+            found.append(partial(node.ops.__setitem__, 0, COMPARISONS[type(node.ops[0])]()))
         elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            found.append((node, "other operator"))
+            found.append(partial(setattr, node, "op", OPERATORS[type(node.op)]()))
         elif isinstance(node, ast.BoolOp):
-            found.append((node, "and for or"))
+            found.append(partial(setattr, node, "op", ast.Or() if isinstance(node.op, ast.And) else ast.And()))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-            found.append((node, "call left out"))
+            first = ast.parse("lambda x, *more: x", mode="eval").body           # leaves the call out
+            found.append(partial(node.__init__, func=first, args=node.args, keywords=[]))
         elif isinstance(node, ast.IfExp):
-            found.append((node, "branches swapped"))
+            found.append(partial(node.__init__, test=node.test, body=node.orelse, orelse=node.body))
     return found
-
-
-def change(node: ast.AST, kind: str) -> None:
-    """Makes one change of `sites` in place."""
-    if kind in ("one more", "one less"):
-        node.value += 1 if kind == "one more" else -1
-    elif kind == "a millionth more":
-        node.value += 1e-6
-    elif kind == "other comparison":
-        node.ops[0] = COMPARISONS[type(node.ops[0])]()
-    elif kind == "other operator":
-        node.op = OPERATORS[type(node.op)]()
-    elif kind == "and for or":
-        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-    elif kind == "call left out":
-        node.func = ast.Lambda(ast.arguments([], [ast.arg("x")], ast.arg("more"), [], [], None, []), ast.Name("x"))
-        node.keywords = []
-    else:
-        node.body, node.orelse = node.orelse, node.body
 
 
 def mutants(id: str, canonical: str, entry: str) -> list[str]:
@@ -109,8 +92,8 @@ def mutants(id: str, canonical: str, entry: str) -> list[str]:
     n_sites = len(sites(ast.parse(canonical)))
     for number in draws.sample(range(n_sites), min(2, n_sites)):
         tree = ast.parse(canonical)
-        change(*sites(tree)[number])
-        made.append(ast.unparse(ast.fix_missing_locations(tree)))
+        sites(tree)[number]()
+        made.append(ast.unparse(tree))
     while len(made) < 3:
         made.append(canonical + TURNED.format(entry=entry, number=draws.randrange(1 << 20)))
     return made
