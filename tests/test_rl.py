@@ -335,25 +335,6 @@ def test_adam_equals_adamw_of_each_member(tiny, population):
     assert all(torch.equal(x[2], before[f"{name}.{i}"][1]) for name in "mv" for i, x in enumerate(getattr(adam, name)))
 
 
-@pytest.mark.parametrize("algo", [pytest.param(algo, marks=() if algo == "reinforce++" else pytest.mark.slow) for algo in ALGORITHMS])
-def test_two_armed_bandit(tiny, algo):
-    """Generate, pay, update: member 0 is paid for a first token below 31, member 1 for others: both learn."""
-    adapters = Adapters.on(tiny.model, 2, rank=4, alpha=8)
-    for p in range(2):
-        adapters.init_member(p, torch.Generator().manual_seed(p))
-    adam, n, paid = adam_of(adapters, 1e-2, 1e-2), 32, []
-    ones = torch.ones(2 * n, dtype=torch.int64)
-    for step in range(40):
-        prompts = Prompts([[7, 8, 9]] * 2, [0, 1], [(3, step, i) for i in range(2 * n)])
-        rollout = generate(tiny, adapters, prompts, SamplingParams(n=n, max_new_tokens=2))
-        low = rollout.ids[torch.arange(2 * n), rollout.prompt_len] < 31
-        reward = (low == (rollout.member == 0)).float()
-        learn(tiny, adapters, adam, rl.Batch(rollout, reward, rollout.member, ones, 0 * ones), algo=algo, max_new_tokens=2)
-        paid.append(reward.view(2, n).mean(1))
-    first, last = torch.stack(paid[:5]).mean(0), torch.stack(paid[-5:]).mean(0)
-    assert first.max() < 0.7 and last.min() > 0.9, (first, last)
-
-
 # --- slips, and several processes ---------------------------------------------------------------------------
 
 def test_an_advantage_is_one_number_for_each_row(tiny, population):
