@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from factors import gen
 
 import rl
 from config import Config, resolve_config
@@ -15,17 +16,17 @@ LENGTH = 16                                # --max-new-tokens: Dr. GRPO's consta
 
 def make_batch(n_rows: int = 12, member=(0, 1, 2), seed: int = 0, answer=(1, 9), roles: int = 1) -> rl.Batch:
     """Rows in groups of three per prompt, dealt to the members in turn; rewards without silent groups."""
-    gen = torch.Generator().manual_seed(seed)
+    g = gen(seed)
     group = torch.arange(n_rows) // 3
-    prompt_len = torch.randint(2, 7, (ceil(n_rows / 3),), generator=gen)[group]
-    length = prompt_len + torch.randint(*answer, (n_rows,), generator=gen)
+    prompt_len = torch.randint(2, 7, (ceil(n_rows / 3),), generator=g)[group]
+    length = prompt_len + torch.randint(*answer, (n_rows,), generator=g)
     T = int(length.max())
-    ids, t = torch.randint(0, 61, (n_rows, T), generator=gen), torch.arange(T)
+    ids, t = torch.randint(0, 61, (n_rows, T), generator=g), torch.arange(T)
     ids = torch.where(t < prompt_len[:, None], ids[group * 3], ids).masked_fill(t >= length[:, None], 0)
     owner = torch.tensor(member)[group % len(member)]
     rollout = Rollout(ids, prompt_len, length, torch.zeros(ids.shape), owner)
-    reward = torch.rand(n_rows, generator=gen)
-    return rl.Batch(rollout, reward, group, group % roles, torch.randint(0, 3, (n_rows,), generator=gen))
+    reward = torch.rand(n_rows, generator=g)
+    return rl.Batch(rollout, reward, group, group % roles, torch.randint(0, 3, (n_rows,), generator=g))
 
 
 def pick(batch: rl.Batch, rows: torch.Tensor) -> rl.Batch:

@@ -2,12 +2,13 @@
 tests/test_weights.py compares members with PEFT."""
 import pytest
 import torch
+from factors import gen
 
 from lora import TARGETS, Adapters, AdapterWeights
 
 
 def tokens(n_rows: int = 5, T: int = 11, seed: int = 1) -> torch.Tensor:
-    return torch.randint(0, 61, (n_rows, T), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, 61, (n_rows, T), generator=gen(seed))
 
 
 @torch.inference_mode()
@@ -27,7 +28,7 @@ def test_every_product_computes_the_same(tiny, n_members, rank, member, way, tar
     by the dense one, which looks at no value. With factors side by side between zeros and for each layer apart."""
     adapters, ids, rows = Adapters.on(tiny.model, n_members, rank, 8, targets), tokens(len(member), T), torch.tensor(member)
     for i, p in enumerate(adapters.parameters()):
-        p.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(i))
+        p.data.normal_(0, 0.1, generator=gen(i))
     weights, plain = AdapterWeights(adapters, rows, torch.float32, in_graph), logits(tiny, ids)
     alone = torch.cat([logits(tiny, ids[i:i + 1], adapters, [p]) for i, p in enumerate(member)])
     routes = [weights.static_route(rows)]
@@ -104,7 +105,7 @@ def test_fresh_member_equals_the_base_bit_for_bit(tiny):
     adapters, ids = Adapters.on(tiny.model, 3, rank=16, alpha=8), tokens()
     for p in range(3):
         torch.rand(7)
-        adapters.init_member(p, torch.Generator().manual_seed(p // 2))
+        adapters.init_member(p, gen(p // 2))
     assert torch.equal(logits(tiny, ids, adapters, [0, 1, 2, -1, 0]), logits(tiny, ids))
     for A in adapters.A.values():
         assert torch.equal(A[0], A[1]) and not torch.equal(A[0], A[2]) and A.abs().max() <= A.shape[2] ** -0.5

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from batches import make_batch, settings
+from factors import gen
 
 import rl
 from model import Float32Product, Int8Product, Model, ModelConfig, quantize
@@ -16,7 +17,7 @@ def test_logits_are_float32_on_a_gpu(monkeypatch, tied):
     dtype = torch.bfloat16
     cfg = ModelConfig(97, 32, 48, 1, 4, 2, tie_word_embeddings=tied)
     model = Model(cfg).to(dtype).requires_grad_(False)
-    hidden = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    hidden = torch.randn(2, 5, 32, generator=gen(0)).to(dtype)
     on_gpu = hidden.to("meta").requires_grad_()
     logits = Model(cfg).to(dtype).to("meta").requires_grad_(False).logits(on_gpu)
     assert logits.shape == (2, 5, 97) and logits.dtype == torch.float32 and model.logits(hidden).dtype == dtype
@@ -37,7 +38,7 @@ def test_logits_are_float32_on_a_gpu(monkeypatch, tied):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_int8_is_off_by_half_a_step_at_most(dtype):
     """1% more where bfloat16 rounds the scale down and the largest number is cut off. Rows of zeros stay zero."""
-    weight = torch.randn(33, 47, generator=torch.Generator().manual_seed(0)).to(dtype)
+    weight = torch.randn(33, 47, generator=gen(0)).to(dtype)
     weight[3], weight[4, 1:] = 0, 0
     q, scale = quantize(weight)
     assert q.dtype == torch.int8 and scale.dtype == dtype and scale.shape == (33,) and not q[3].any()
@@ -49,7 +50,7 @@ def test_int8_is_off_by_half_a_step_at_most(dtype):
 
 def test_int8_keeps_no_matrix_for_its_gradient():
     """The backward pass keeps integers and scales alone."""
-    q, scale = quantize(torch.randn(7, 5, generator=torch.Generator().manual_seed(1)))
+    q, scale = quantize(torch.randn(7, 5, generator=gen(1)))
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         Int8Product.apply(torch.ones(2, 3, 5, requires_grad=True), q, scale, None)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from batches import LENGTH, make_batch, one_of_two, pick, settings
+from factors import gen
 
 import rl
 from generate import Prompts, Rollout, SamplingParams, generate
@@ -295,7 +296,7 @@ def test_the_gap_to_the_rollout_is_told(tiny, population):
     silent = batch.rollout.member == 1
     adv = rl.advantages(batch).masked_fill(silent, 0.0)
     logp, _ = rl.accumulate(tiny, adapters, batch, adv)
-    off = torch.randn(logp.shape, generator=torch.Generator().manual_seed(3)).masked_fill(silent[:, None], 50.0)
+    off = torch.randn(logp.shape, generator=gen(3)).masked_fill(silent[:, None], 50.0)
     batch.rollout.logp = logp - off
     told = learn(tiny, adapters, adam_of(adapters), batch, adv)
     own = batch.rollout.mask & ~silent[:, None]
@@ -305,15 +306,15 @@ def test_the_gap_to_the_rollout_is_told(tiny, population):
 def test_adam_equals_adamw_of_each_member(tiny, population):
     """Random gradients of very different size, members resting in turn: torch's AdamW and clipping. Who is reset starts fresh;
     what is saved of a member is read into another."""
-    adapters, gen, lr = population(tiny), torch.Generator().manual_seed(0), [1e-2, 3e-3, 1e-3]
+    adapters, g, lr = population(tiny), gen(0), [1e-2, 3e-3, 1e-3]
     adam = adam_of(adapters, *lr)
     copies = [[p[i].detach().clone().requires_grad_() for p in adapters.parameters()] for i in range(3)]
     theirs = [torch.optim.AdamW(copies[i], lr=lr[i], betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0) for i in range(3)]
     for step in range(12):
-        scale = torch.tensor([1e-4, 1e-2, 1.0])[torch.randperm(3, generator=gen)]
+        scale = torch.tensor([1e-4, 1e-2, 1.0])[torch.randperm(3, generator=g)]
         active = torch.tensor([step % 3 != i for i in range(3)])
         for k, p in enumerate(adapters.parameters()):
-            p.grad = torch.randn(p.shape, generator=gen) * (scale * active)[:, None, None]
+            p.grad = torch.randn(p.shape, generator=g) * (scale * active)[:, None, None]
             for i in range(3):
                 copies[i][k].grad = p.grad[i].clone()
         norm, skipped = adam.step(active)
