@@ -13,8 +13,9 @@ from transformers import AutoTokenizer
 
 from micro import data, make, programs
 from micro.evaluate import LIMITS, OPENS_TRACE, answers, draw_tasks, task_of
+from sandbox.values import decode
 from tasks import TASK_TYPES, read_tasks
-from tasks.base import Task
+from tasks.math import exact
 from tasks.prompts import reasoning
 from weights import compare, load_base
 
@@ -61,7 +62,8 @@ def test_a_row_asks_as_self_play_does_and_its_answer_is_right(sandbox, kind):
 
 @pytest.mark.parametrize("kind", ["propose", "args", "propose math", "propose logic"])
 def test_what_is_learned_as_a_proposal_is_asked_and_valid(sandbox, kind):
-    rng, n_valid = random.Random(6), 0
+    """And of words and clauses: what a teacher is taught to write is shown to a student as a student is taught to read."""
+    rng, fates = random.Random(6), []
     for _ in range(30):
         e = data.example(rng, kind)
         name = {"args": "code_f", "propose": "code_o"}.get(kind, kind.split()[-1])
@@ -69,9 +71,14 @@ def test_what_is_learned_as_a_proposal_is_asked_and_valid(sandbox, kind):
         if e.prompt.startswith("propose inp"):
             name = "code_i"
         assert e.prompt in {TASK_TYPES[name].propose("micro", few_shot, random.Random(i), LIMITS).user for i in range(30)}
-        found = outcome(sandbox, name, e.answer, "micro", few_shot)
-        n_valid += found == "echo" or isinstance(found, Task)
-    assert n_valid >= 28, "hardly any is refused"
+        task = outcome(sandbox, name, e.answer, "micro", few_shot)
+        fates.append(task if isinstance(task, str) else "a task")
+        if fates[-1] == "a task" and name in ("math", "logic"):
+            asked = TASK_TYPES[name].solve("micro", task, MICRO).user.split("\n")
+            assert asked[0] == name == data.example(rng, name).prompt.split("\n")[0] and set(asked[1:-1]) <= set(e.answer.split("\n"))
+            gold = decode(task.outputs[0]) if name == "logic" else [exact(decode(task.outputs[0]))]
+            assert judge(sandbox, task, "micro", "=" + ",".join(str(+value) for value in gold), "=") == ["correct", "malformed"]
+    assert fates.count("a task") > 18 and fates.count("a task") + fates.count("echo") >= 28, "few tell their answer, hardly any is refused"
 
 
 def test_programs_are_what_python_computes_and_stay_small():
