@@ -235,8 +235,3 @@ def test_whatever_the_sandbox_says_is_a_reason_for_the_logs():
     for said, reason in SAID.items():
         for verdict in Verdict(said, (None,), (said,)), Verdict("ok", (None,), (said,)):
             assert refusal(kind.make, proposal, verdict, CHAT, "k") == reason
-
-
-def test_a_format_cuts_its_own_blocks():
-    assert Answer(">1\n?a\n?b\nx\n=2\nf(3)", "micro").blocks == [("trace", "1"), ("question", "?a\n?b"), ("python", "x"), ("answer", "2"), ("input", "3")]
-    assert Answer("```\nx\n```", "base").blocks == [] and Answer("<answer>x</answer>", "chat").blocks == [("answer", "x")]
