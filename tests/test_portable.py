@@ -13,7 +13,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from tiny_run import ROOT, play, python, rows, words
+from tiny_run import ROOT, SIZES, play, python, rows, words
 
 import config
 
@@ -54,8 +54,7 @@ for path in Path("course").glob("[es]*s/*.py"):
     runpy.run_path(str(path))
 print(len(ours))
 """
-FLAGS = dict(steps=2, pop=4, n_prompts=2, proposals_per_prompt=4, samples_per_task=2, n_heldout=2, evolve_every=1, grace=0,
-             probe_every=1, name="one run")
+FLAGS = SIZES | dict(steps=2, n_prompts=2, evolve_every=1, grace=0, probe_every=1, name="one run")
 
 
 def on_windows(*words, body="del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)", source=ROOT, typed=""):

@@ -62,6 +62,11 @@ def begin(step: int, *launcher: str, **flags) -> subprocess.Popen:
     raise AssertionError(process.stderr.read())
 
 
+def steps(path: Path) -> list[int]:
+    """Returns the steps of a run's checkpoints."""
+    return RunDir(path, writes=False).steps()
+
+
 def contents(directory: Path) -> dict[str, bytes]:
     """Returns all files below a directory."""
     return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
@@ -111,7 +116,7 @@ def test_a_signal_saves_and_leaves(flags, whole, tmp_path, number):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in said
     assert f"train.py: {number.name}: saved before step " in said and f"--resume {tmp_path / 'run'}" in said
-    assert max(RunDir(tmp_path / "run", writes=False).steps()) in (1, 2)
+    assert max(steps(tmp_path / "run")) in (1, 2)
     play(**flags(tmp_path, resume=tmp_path / "run"))
     assert_equal(whole, tmp_path / "run")
 
@@ -134,7 +139,7 @@ def test_a_run_in_a_thread(micro_base, tmp_path):
     thread = threading.Thread(target=lambda: play(**flags))
     thread.start()
     thread.join()
-    assert RunDir(tmp_path / "a run", writes=False).steps()
+    assert steps(tmp_path / "a run")
     with pytest.raises(UserError, match=f"--resume '{tmp_path}/a run' goes on"):
         play(**flags)
 
@@ -342,7 +347,7 @@ def test_a_run_halts_with_a_checkpoint_and_goes_on(flags, whole, tmp_path, monke
     monkeypatch.setattr(measure, "WINDOW", 2)
     with pytest.raises(Stopped, match=r"^halted by --halt-on \(collapse: .*\): saved before step 2; go on with --resume ") as halted:
         play(**flags(tmp_path, **changes))
-    assert halted.value.code == 3 and RunDir(tmp_path / "run", writes=False).steps()[-1] == 2
+    assert halted.value.code == 3 and steps(tmp_path / "run")[-1] == 2
     first, second = rows(tmp_path / "run")
     assert not first["alarms"] and "collapse" in second["alarms"]
     resumed = play(**flags(tmp_path, resume=tmp_path / "run", **changes))
@@ -356,4 +361,4 @@ def test_all_processes_halt_together(flags, tmp_path):
                'runpy.run_path("train.py", run_name="__main__")')
     done = python(*TORCHRUN, "--no-python", sys.executable, "-c", alarmed, *words(**flags(tmp_path, halt_on="collapse")))
     assert done.returncode == 1 and done.stderr.count("halted by --halt-on") == 1 and "exitcode  : 3" in done.stderr, done.stderr
-    assert RunDir(tmp_path / "run", writes=False).steps()[-1] == 2 == len(rows(tmp_path / "run"))
+    assert steps(tmp_path / "run")[-1] == 2 == len(rows(tmp_path / "run"))
