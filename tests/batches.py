@@ -41,6 +41,18 @@ def settings(algo: str = "reinforce++", **flags) -> Config:
     return resolve_config(cfg, "micro")
 
 
+def tokens(n_rows: int = 5, T: int = 11) -> torch.Tensor:
+    """Rows of random tokens."""
+    return torch.randint(0, 61, (n_rows, T), generator=gen(1))
+
+
+@torch.inference_mode()
+def logits(model, ids: torch.Tensor, adapters=None, member=None) -> torch.Tensor:
+    """Scores of rows, each by its member."""
+    route = adapters and adapters.route(torch.tensor(member), model.embedding.dtype)
+    return model.logits(model(ids, lora=route))
+
+
 def one_of_two(rank: int, what, folder: Path, *given) -> None:
     """A process that does `what`."""
     torch.set_num_threads(1)

@@ -2,9 +2,9 @@
 bfloat16 within the bounds that are stated here, with graphs and without."""
 import dataclasses
 
+import batches
 import pytest
 import torch
-from batches import make_batch
 from tiny_run import SIZES
 
 import generate as generate_file
@@ -54,17 +54,15 @@ def members(base, population):
     return make
 
 
-@torch.inference_mode()
 def logits(base, adapters) -> torch.Tensor:
     """Scores of random rows of mixed members, on the CPU in float32."""
     ids = torch.randint(10, 100, (len(MEMBERS), 24), generator=torch.Generator().manual_seed(1))
-    route = adapters.route(torch.tensor(MEMBERS), base.model.embedding.dtype)
-    return base.model.logits(base.model(ids.to(DEVICE if base.model.embedding.is_cuda else "cpu"), lora=route)).float().cpu()
+    return batches.logits(base.model, ids.to(base.model.embedding.device), adapters, MEMBERS).float().cpu()
 
 
 def gradients(base, adapters) -> torch.Tensor:
     """All gradients of a batch, one behind the other, on the CPU."""
-    batch = make_batch(24, member=(0, 1, 2, 3))
+    batch = batches.make_batch(24, member=(0, 1, 2, 3))
     device = base.model.embedding.device
     moved = rl.Batch(**{f.name: getattr(batch, f.name).to(device) for f in dataclasses.fields(batch)})
     for _ in range(2):                  # the second time as if sampled with what was found: weights are 1

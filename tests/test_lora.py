@@ -2,19 +2,10 @@
 tests/test_weights.py compares members with PEFT."""
 import pytest
 import torch
+from batches import logits, tokens
 from factors import gen
 
 from lora import TARGETS, Adapters, AdapterWeights
-
-
-def tokens(n_rows: int = 5, T: int = 11, seed: int = 1) -> torch.Tensor:
-    return torch.randint(0, 61, (n_rows, T), generator=gen(seed))
-
-
-@torch.inference_mode()
-def logits(base, ids, adapters=None, member=None) -> torch.Tensor:
-    route = adapters.route(torch.tensor(member), base.model.embedding.dtype) if adapters is not None else None
-    return base.model.logits(base.model(ids, lora=route))
 
 
 @pytest.mark.parametrize("T", [1, 7])
@@ -29,8 +20,8 @@ def test_every_product_computes_the_same(tiny, n_members, rank, member, way, tar
     adapters, ids, rows = Adapters.on(tiny.model, n_members, rank, 8, targets), tokens(len(member), T), torch.tensor(member)
     for i, p in enumerate(adapters.parameters()):
         p.data.normal_(0, 0.1, generator=gen(i))
-    weights, plain = AdapterWeights(adapters, rows, torch.float32, in_graph), logits(tiny, ids)
-    alone = torch.cat([logits(tiny, ids[i:i + 1], adapters, [p]) for i, p in enumerate(member)])
+    weights, plain = AdapterWeights(adapters, rows, torch.float32, in_graph), logits(tiny.model, ids)
+    alone = torch.cat([logits(tiny.model, ids[i:i + 1], adapters, [p]) for i, p in enumerate(member)])
     routes = [weights.static_route(rows)]
     if not in_graph:
         routes.append(weights.route(rows, one_token=T == 1))
@@ -90,7 +81,7 @@ def test_no_member_changes_another_or_the_base(tiny, population, rank, member, w
     values, gradients = outcome(adapters)
     for value, sound, T in zip(values, sound_values, (7, 1, 7, 7)):
         assert torch.equal(value[others], sound[others]) and not value[~others].isfinite().all()
-        assert torch.equal(value[rows < 0], logits(tiny, ids[:, :T])[rows < 0])
+        assert torch.equal(value[rows < 0], logits(tiny.model, ids[:, :T])[rows < 0])
     for (one_token, names, factors), (*_, sound) in zip(gradients, sound_gradients):
         for name, x, y in zip(names, factors, sound):
             assert torch.equal(x[own], y[own]), name
@@ -106,7 +97,7 @@ def test_fresh_member_equals_the_base_bit_for_bit(tiny):
     for p in range(3):
         torch.rand(7)
         adapters.init_member(p, gen(p // 2))
-    assert torch.equal(logits(tiny, ids, adapters, [0, 1, 2, -1, 0]), logits(tiny, ids))
+    assert torch.equal(logits(tiny.model, ids, adapters, [0, 1, 2, -1, 0]), logits(tiny.model, ids))
     for A in adapters.A.values():
         assert torch.equal(A[0], A[1]) and not torch.equal(A[0], A[2]) and A.abs().max() <= A.shape[2] ** -0.5
     reference = torch.nn.init.kaiming_uniform_(torch.empty(16, 48), a=5 ** 0.5)

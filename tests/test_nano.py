@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from batches import make_batch, pick
+from batches import logits, make_batch, pick
 from factors import fresh, gen, trained
 from tiny_run import ROOT
 
@@ -139,8 +139,7 @@ def test_draws_follow_the_model(model, base, population, monkeypatch):
     torch.manual_seed(0)
     for group in nano.sample(model, member_of(adapters, 0), [Prompt(text) for text in PROMPTS[:2]], n):
         ids = torch.tensor([group[0].prompt])
-        hidden = base.model(ids, lora=adapters.route(torch.tensor([0]), torch.float32))
-        p = base.model.logits(hidden[0, -1]).softmax(-1)
+        p = logits(base.model, ids, adapters, [0])[0, -1].softmax(-1)
         share = torch.tensor([row.answer[0] for row in group]).bincount(minlength=len(p)) / n
         assert (share - p).abs().max() < 4 * 0.5 / n ** 0.5             # four standard errors, at most
         assert (share > 0.05).sum() > 1

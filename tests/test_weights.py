@@ -5,6 +5,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from batches import logits, tokens
 from factors import same
 from huggingface_hub.utils import filter_repo_objects
 from small_tokenizers import CHATML, byte_level, fast, legacy
@@ -28,22 +29,13 @@ SHAPES = {
     "mistral": dict(kind="mistral", head_dim=16, sliding_window=100)}
 SINGLE, EMBEDDING, HEAD = "model.safetensors", "model.embed_tokens.weight", "lm_head.weight"
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-
-
-def tokens(T=90):
-    return torch.randint(0, 61, (3, T), generator=torch.Generator().manual_seed(1))
-
-
-@torch.inference_mode()
-def logits(model, adapters=None, member=(0, 0, 0)):
-    route = adapters and adapters.route(torch.tensor(member), torch.float32)
-    return model.logits(model(tokens(), lora=route))
+IDS = tokens(3, 90)
 
 
 @torch.inference_mode()
 def theirs(directory):
     """The logits that transformers computes, of whatever lies in a directory."""
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()(tokens()).logits
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()(IDS).logits
 
 
 def off(a, b):
@@ -65,7 +57,7 @@ def test_logits_and_greedy_tokens_equal_transformers(tmp_path, changes):
     write_tiny(tmp_path, **dict(kind="qwen2", shard_size="20KB") | changes)
     base = load_base(str(tmp_path))
     difference, n_other = compare(base)
-    assert len(weights.shards(tmp_path)) > 2 and off(logits(base.model), theirs(tmp_path)) < 1e-4
+    assert len(weights.shards(tmp_path)) > 2 and off(logits(base.model, IDS), theirs(tmp_path)) < 1e-4
     assert difference < 1e-4 and n_other == 0
 
 
@@ -73,7 +65,7 @@ def test_a_pretrained_length_at_the_top_level_counts(tmp_path):
     write_tiny(tmp_path, "llama", rope_parameters=LLAMA3)
     before = theirs(tmp_path)
     edit_json(tmp_path / "config.json", original_max_position_embeddings=100)
-    assert off(logits(load_model(tmp_path, torch.float32)), theirs(tmp_path)) < 1e-4 < 1e-2 < off(before, theirs(tmp_path))
+    assert off(logits(load_model(tmp_path, torch.float32), IDS), theirs(tmp_path)) < 1e-4 < 1e-2 < off(before, theirs(tmp_path))
 
 
 @pytest.mark.parametrize("edit, tied", [
@@ -83,7 +75,7 @@ def test_the_files_say_whether_the_head_is_tied(tmp_path, edit, tied):
     write_tiny(tmp_path, "llama", tie_word_embeddings=True)
     change(tmp_path / SINGLE, edit)
     model = load_model(tmp_path, torch.float32)
-    assert model.cfg.tie_word_embeddings is tied and off(logits(model), theirs(tmp_path)) < 1e-4
+    assert model.cfg.tie_word_embeddings is tied and off(logits(model, IDS), theirs(tmp_path)) < 1e-4
 
 
 def test_the_bundled_base_is_found_from_everywhere(micro_base, tmp_path, monkeypatch):
@@ -216,14 +208,14 @@ def test_peft_computes_what_we_save(any_base, population, tmp_path):
     """In a mixed batch, on every linear layer; by PEFT, merged, and by transformers' own way to load an adapter."""
     peft = pytest.importorskip("peft")
     adapters = population(any_base, 2)
-    ours = logits(any_base.model, adapters, (1, -1, 0))
+    ours = logits(any_base.model, IDS, adapters, (1, -1, 0))
     bare = theirs(any_base.path)
     assert off(ours[1], bare[1]) < 1e-4
     save_peft(adapters, 1, tmp_path / "S1", str(any_base.path))
     plain = AutoModelForCausalLM.from_pretrained(any_base.path, dtype=torch.float32)
     plain.load_adapter(str(tmp_path / "S1"))
     wrapped = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "S1", dtype=torch.float32)
-    found = [model(tokens()).logits[0] for model in (plain, wrapped, wrapped.merge_and_unload())]
+    found = [model(IDS).logits[0] for model in (plain, wrapped, wrapped.merge_and_unload())]
     assert all(off(ours[0], row) < 1e-4 for row in found) and off(ours[0], bare[0]) > 1e-2
 
 
@@ -242,7 +234,7 @@ def by_peft(tiny, tmp_path):
                 if "lora_" in name:
                     p.add_(torch.randn_like(p) * 0.05)
             model.save_pretrained(tmp_path / "peft")
-            return tmp_path / "peft", model(tokens()).logits
+            return tmp_path / "peft", model(IDS).logits
     return make
 
 
@@ -259,7 +251,7 @@ def test_we_compute_what_peft_saves(tiny, by_peft, config):
     settings, _, factors = read_peft(directory)
     adapters = Adapters.on(tiny.model, 2, settings["r"], settings["lora_alpha"], set(factors))
     load_peft(adapters, 1, directory)
-    assert off(logits(tiny.model, adapters, (1, 1, 1)), wanted) < 1e-4 < 1e-2 < off(wanted, logits(tiny.model))
+    assert off(logits(tiny.model, IDS, adapters, (1, 1, 1)), wanted) < 1e-4 < 1e-2 < off(wanted, logits(tiny.model, IDS))
 
 
 @pytest.mark.filterwarnings("ignore")
