@@ -4,7 +4,6 @@ import json
 import os
 
 import pytest
-import torch
 from factors import same
 from tiny_run import SIZES, TORCHRUN, play, python, rows, words
 
@@ -204,12 +203,3 @@ def test_a_student_discovers_thinking(micro_base, tmp_path, seed):
     assert before < .5 < after
     first, last = (max(metrics[i]["heldout_greedy"].values()) for i in (0, -1))
     assert first < .4 and last > .6, (first, last)
-
-
-@pytest.mark.gpu
-def test_a_run_on_a_card(micro_base, tmp_path):
-    """Goes on after its first step as on a CPU, and the base computes in the card's own format."""
-    flags = TINY | dict(base=micro_base, out=tmp_path, device="cuda", save_every=1)
-    path = play(**flags | dict(steps=1))
-    play(**flags | dict(resume=path))
-    assert len(rows(path)) == 2 and torch.cuda.is_available()
