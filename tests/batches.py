@@ -1,4 +1,4 @@
-"""Random rows to learn from, the settings of an algorithm, and one of two processes, for the tests of the update."""
+"""Random rows to learn from, answers of a model, the settings of an algorithm, and one of two processes."""
 from math import ceil
 from pathlib import Path
 
@@ -8,9 +8,11 @@ from factors import gen
 
 import rl
 from config import Config, resolve_config
-from generate import Rollout
+from generate import Prompts, Rollout, SamplingParams, generate
 from ranks import Ranks
 
+PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]
+MEMBER = [0, 2, -1, 1]
 LENGTH = 16                                # --max-new-tokens: Dr. GRPO's constant
 
 
@@ -51,6 +53,12 @@ def logits(model, ids: torch.Tensor, adapters=None, member=None) -> torch.Tensor
     """Scores of rows, each by its member."""
     route = adapters and adapters.route(torch.tensor(member), model.embedding.dtype)
     return model.logits(model(ids, lora=route))
+
+
+def ask(base, adapters, prompts=PROMPTS, member=MEMBER, n=1, step=0, keys=None, **sampling) -> Rollout:
+    """n answers to each prompt, with keys of their own at each step."""
+    keys = keys or [(11, step, i) for i in range(len(prompts) * n)]
+    return generate(base, adapters, Prompts(prompts, member if adapters else [-1] * len(prompts), keys), SamplingParams(n, **sampling))
 
 
 def one_of_two(rank: int, what, folder: Path, *given) -> None:

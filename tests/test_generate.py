@@ -6,19 +6,11 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from batches import MEMBER, PROMPTS, ask
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common import UserError
-from generate import DecodeBatch, Prompts, Rollout, SamplingParams, closing_table, draw, generate
-
-PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2], [40], [22, 23, 24, 25]]
-MEMBER = [0, 2, -1, 1]
-
-
-def ask(base, adapters, prompts=PROMPTS, member=MEMBER, n=1, step=0, keys=None, **sampling) -> Rollout:
-    """n answers to each prompt, with keys of their own at each step."""
-    keys = keys or [(11, step, i) for i in range(len(prompts) * n)]
-    return generate(base, adapters, Prompts(prompts, member if adapters else [-1] * len(prompts), keys), SamplingParams(n, **sampling))
+from generate import DecodeBatch, Prompts, Rollout, SamplingParams, closing_table, draw
 
 
 def rows_of(rollout: Rollout) -> list[list[int]]:
@@ -251,13 +243,12 @@ def test_no_cache_outlives_its_call(tiny, population, monkeypatch, graphs):
 def test_a_broken_member_leaves_no_trace_in_the_places_it_decoded_in(tiny, population, order, temperature):
     """Its NaN lies in the cache when another's row moves in, behind a mask: 0 times NaN. Rows of the same lengths, bit for bit."""
     endless = dataclasses.replace(tiny, eos_ids=())
-    prompts = Prompts([[3 + i] * (12 - i) for i in range(7)], order, [(5, i) for i in range(7)])
 
     def rows(broken: bool) -> Rollout:
         adapters = population(tiny)
         for B in adapters.B.values():
             B.data[1] = float("nan") if broken else B.data[1]
-        return generate(endless, adapters, prompts, SamplingParams(1, temperature, 9, rollout_batch=2))
+        return ask(endless, adapters, [[3 + i] * (12 - i) for i in range(7)], order, temperature=temperature, max_new_tokens=9, rollout_batch=2)
 
     sound, seen = rows(False), rows(True)
     others = torch.tensor(order) != 1

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from batches import logits, make_batch, pick
+from batches import ask, logits, make_batch, pick
 from factors import fresh, gen, trained
 from tiny_run import ROOT
 
@@ -14,7 +14,6 @@ import evolve
 import nano
 import rl
 from config import Config, resolve_config
-from generate import Prompts, SamplingParams, generate
 from operators import OPERATORS
 from rewards import STUDENT_REWARDS, TEACHER_REWARDS, Outcome
 from tasks.prompts import Prompt
@@ -124,8 +123,7 @@ def test_greedy_answers_are_the_engines(model, base, population):
     adapters = population(base, n_members=1, rank=nano.RANK, alpha=nano.ALPHA, b_std=0.003)
     got = nano.sample(model, member_of(adapters, 0), [Prompt(text) for text in PROMPTS], 1, greedy=True)
     ids = [group[0].prompt for group in got]
-    prompts = Prompts(ids, [0] * len(ids), [(i,) for i in range(len(ids))])
-    want = generate(base, adapters, prompts, SamplingParams(temperature=0.0, max_new_tokens=nano.MAX_NEW_TOKENS))
+    want = ask(base, adapters, ids, [0] * len(ids), temperature=0.0, max_new_tokens=nano.MAX_NEW_TOKENS)
     for i, [row] in enumerate(got):
         assert row.answer == want.ids[i, want.prompt_len[i]:want.length[i]].tolist()
     assert len({len(row.answer) for [row] in got}) > 1

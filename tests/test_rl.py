@@ -6,12 +6,12 @@ from statistics import fmean, pstdev
 import pytest
 import torch
 import torch.multiprocessing as mp
-from batches import LENGTH, make_batch, one_of_two, pick, settings
+from batches import LENGTH, ask, make_batch, one_of_two, pick, settings
 from factors import gen
 from transformers import AutoModelForCausalLM
 
 import rl
-from generate import Prompts, Rollout, SamplingParams, generate
+from generate import Rollout
 from lora import TARGETS, Adapters
 from model import Base
 from ranks import ALONE, Ranks
@@ -189,13 +189,9 @@ def test_half_precision_weighs_tokens_by_training_over_rollout(tiny, population)
 
 # --- lines --------------------------------------------------------------------------------------------------
 
-PROMPTS = [[7, 8, 9], [10, 3, 4, 12, 33, 2, 9, 9, 8], [7, 8, 9], [22, 23, 24, 25]]
-MEMBERS = [0, 2, 1, 2]                         # two members share a prompt, one member has two
-
-
-def sampled(base, adapters, n: int = 5) -> Rollout:
-    keys = [(3, i) for i in range(len(PROMPTS) * n)]
-    return generate(base, adapters, Prompts(PROMPTS, MEMBERS, keys), SamplingParams(n=n, max_new_tokens=12))
+def sampled(base, adapters) -> Rollout:
+    """Five answers to each prompt: two members share a prompt, one member has two."""
+    return ask(base, adapters, [[7, 8, 9], [10, 3, 4, 12, 33, 2, 9, 9, 8], [7, 8, 9], [22, 23, 24, 25]], [0, 2, 1, 2], n=5, max_new_tokens=12)
 
 
 @torch.inference_mode()
