@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from small_tokenizers import write_chat_base
+from test_selfplay import with_fates
 from tiny_run import play, timeless
 
 import config
@@ -16,7 +17,6 @@ from generate import Rollout
 from measure import ENOUGH, WINDOW, alarms
 from rl import Batch
 from run import State
-from selfplay import ProposalRecord
 from tasks.base import Proposal, Task
 from trueskill_lite import Rating
 
@@ -30,25 +30,13 @@ def made(s, kind: str, *bodies: str) -> list[Task]:
     return selfplay.make_tasks(s, [Proposal(kind, f"def f(x):\n {body}\n return x", ("4",)) for body in bodies], "")
 
 
-def three() -> list[ProposalRecord]:
-    """Returns a proposal that nobody solves, one that each student solves once in two attempts, and a refused one."""
-    batch = []
-    for verdicts in ["wrong", "malformed"], ["correct", "wrong"], None:
-        p = ProposalRecord(T0, "code_o", 0, [], reason="" if verdicts else "syntax")
-        if verdicts:
-            p.task = Task("code_o", "def f(x):\n x=x+1\n return x", ("1",), ("2",), "", "")
-            p.attempts = {"S0": verdicts, "S1": verdicts}
-        batch.append(p)
-    return batch
-
-
 def state_of(people: list[Member], heldout: list[Task] = (), unseen: list[Task] = ()) -> State:
     """Returns a state with what a probe looks at."""
     return State(0, people, None, heldout, unseen, {}, None)
 
 
 def test_probe(setup):
-    s, batch = setup(probe_every=4, steps=10), three()[:2]
+    s, batch = setup(probe_every=4, steps=10), with_fates()[:2]
     current = made(s, "code_o", "x=x+1", "x=x*2")
     for p, task in zip(batch, current):
         p.task = task
@@ -85,10 +73,10 @@ def test_a_type_has_its_own_tasks():
 
 
 def test_what_a_group_of_proposals_looks_like():
-    told = measure.describe(three())
-    assert (told["n"], told["valid"], told["reasons"]) == (3, 2 / 3, dict(syntax=1))
-    assert (told["solve_rate"], told["solve_0"], told["solve_1"]) == (.25, .5, 0)
-    assert (told["answers"], told["malformed"], told["statements"]) == (8, .25, 1), "a return counts for nothing"
+    told = measure.describe(with_fates())
+    assert (told["n"], told["valid"], told["reasons"]) == (4, 3 / 4, dict(syntax=1))
+    assert (told["solve_rate"], told["solve_0"], told["solve_1"]) == (.5, 1 / 3, 1 / 3)
+    assert (told["answers"], told["malformed"], told["statements"]) == (12, 1 / 6, 1), "a return counts for nothing"
     empty = measure.describe([])
     assert empty["valid"] == 0 and empty["solve_rate"] is None and empty["statements"] is None
 
@@ -150,7 +138,7 @@ def test_a_member_s_entropy_is_over_its_answers_tokens(setup):
     rollout = Rollout(torch.zeros(2, 4, dtype=torch.int64), torch.tensor([1, 1]), torch.tensor([3, 2]), logp, torch.tensor([2, 2]))
     students = torch.ones(2)
     everybody = [T0, dataclasses.replace(T0, name="T1", slot=1), S0, S1]
-    table = measure.member_measures(setup(), state_of(everybody), three(), Batch(rollout, students, students, students, students), [0.] * 4)
+    table = measure.member_measures(setup(), state_of(everybody), with_fates(), Batch(rollout, students, students, students, students), [0.] * 4)
     assert [table[name]["entropy"] for name in ("T0", "S0", "S1")] == [None, 2, None]
 
 

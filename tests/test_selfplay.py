@@ -208,7 +208,7 @@ def with_fates() -> list[ProposalRecord]:
     """Four proposals: never solved, half solved over two students, always solved, invalid."""
     batch = proposed(BATCH[0], BATCH[1], BATCH[2], None)
     for i, (p, verdicts) in enumerate(zip(batch, (["wrong", "malformed"], ["correct", "wrong"], ["correct", "correct"]))):
-        p.task = task(i)
+        p.task = task(i, program=program(f"x=x+{i}"))
         p.attempts = {"S0": verdicts, "S1": verdicts[::-1]}
     return batch
 
