@@ -9,14 +9,15 @@ def gen(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def names():
-    return [(f"model.layers.{i}.{name}", *shape) for i in range(N_BLOCKS) for name, shape in SHAPES.items()]
+def shapes():
+    """Inputs and outputs of each module."""
+    return {f"model.layers.{i}.{name}": shape for i in range(N_BLOCKS) for name, shape in SHAPES.items()}
 
 
 def trained(seed):
     """Factors with a spread spectrum, as after training: |A| about 1, |B| small."""
     g, decay = gen(seed), torch.linspace(1, 0.2, RANK)
-    return {n: (torch.randn(RANK, i, generator=g), torch.randn(o, RANK, generator=g) * 0.02 * decay) for n, i, o in names()}
+    return {n: (torch.randn(RANK, i, generator=g), torch.randn(o, RANK, generator=g) * 0.02 * decay) for n, (i, o) in shapes().items()}
 
 
 def same(one, other):

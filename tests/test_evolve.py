@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from factors import RANK, fresh, gen, names, same, trained
+from factors import RANK, fresh, gen, same, shapes, trained
 
 import evolve
 from common import UserError
@@ -117,7 +117,7 @@ def test_evolve_modes(mode):
 
 def saved(directory, factors, base_hash="abc"):
     """A PEFT directory of one adapter."""
-    adapters = Adapters({n: (i, o) for n, i, o in names()}, 1, len(next(iter(factors.values()))[0]), 8.0)
+    adapters = Adapters(shapes(), 1, len(next(iter(factors.values()))[0]), 8.0)
     adapters.set_factors(0, factors)
     save_peft(adapters, 0, directory, "some/base", base_hash)
     return directory
@@ -125,7 +125,7 @@ def saved(directory, factors, base_hash="abc"):
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_a_child_takes_the_victims_place_and_is_the_one_made_by_hand(operator, tmp_path):
-    adapters = Adapters({n: (i, o) for n, i, o in names()}, n_members=4, rank=RANK, alpha=8.0)
+    adapters = Adapters(shapes(), n_members=4, rank=RANK, alpha=8.0)
     [b] = births_of(team("T", 4), mode=operator)
     for factors in fresh, trained:              # parents that have not learned have no norm to compare with
         for p in range(4):

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save
-from tiny_run import ROOT, play, rows, timeless
+from tiny_run import ROOT, SIZES, play, rows, timeless
 
 RECORD = ROOT / "tests" / "same_bits.json"
-RUN = dict(name="run", steps=3, pop=4, task_types="code_o,code_i,code_f", n_prompts=3, proposals_per_prompt=4, samples_per_task=3, max_new_tokens=64,
-           evolve_every=2, probe_every=1, save_every=1, n_heldout=2, lr=3e-3, lr_teacher=3e-3, device="cpu")
+RUN = SIZES | dict(steps=3, task_types="code_o,code_i,code_f", n_prompts=3, samples_per_task=3, max_new_tokens=64,
+                   evolve_every=2, probe_every=1, save_every=1, lr=3e-3, lr_teacher=3e-3, device="cpu")
 
 
 def processor() -> str:
