@@ -22,7 +22,7 @@ def invent(path: Path, steps: int = 6, text: str = "", gain: float = 1.0, **flag
     path.mkdir(parents=True)
     metrics, tasks = [], []
     for step in range(steps):
-        measures = dict(mu=25.0 + step, sigma=8.0, reward=0.5, think=0.1, entropy=1.0, cosine=0.2, lr=1e-3, solve_rate=0.5, statements=2.5)
+        measures = dict.fromkeys("reward think entropy cosine lr solve_rate statements".split(), 0.5) | dict(mu=25.0 + step, sigma=8.0)
         names = ["T0" if step < 3 else "T2", "T1", "S0", "S1"]
         row = dict(step=step, n=4, valid=0.5, reasons=dict(syntax=2), solve_rate=0.5, solve_0=0.2, solve_1=0.3, think=0.1,
                    beats_guessing=0.8, members={name: measures | dict(role=dict(T="teacher", S="student")[name[0]]) for name in names},

@@ -62,7 +62,7 @@ ANSWERS = [
     (FUN, FUNCTION + "Or:\n```python\ndef f(x):\n    return x\n```", "wrong"),              # the last program
     (FUN, FUNCTION.replace("python", "") + USAGE, "correct"),                               # a block under the name asked for is no program
     (FUN, FUNCTION + "```python\nf(\n```", "correct"), (FUN, FUNCTION[:-4], "correct"),    # the fence is never closed
-    (FUN, "```python\nfrom operator import itemgetter as f\n```", "wrong"), (FUN, USAGE, "malformed"),
+    (FUN, "```python\nfrom operator import itemgetter as f\n```", "wrong"),
     (FUN, FUNCTION.replace("def f", "def evens"), "malformed"), (FUN, EVENS, "malformed"),
     # values
     (OUT, "```output\n[2, 4]\n```\nas\n```output\nx % 2\n```\nsays", "correct"), (OUT, "```input\n[2, 4]\n```", "malformed"),

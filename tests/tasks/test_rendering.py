@@ -78,7 +78,7 @@ TASK = made("code_o", "def f(x):\n    return x + 2", ("3", 5))
 
 
 @pytest.mark.parametrize("text, prompt_format, wanted", [
-    ("<think>\n" + GUESS, "chat", "malformed"), ("<think>\n" + GUESS + "No, 7.\n</think>\n```output\n7\n```", "chat", "wrong"),
+    ("<think>\n" + GUESS + "No, 7.\n</think>\n```output\n7\n```", "chat", "wrong"),
     ("<think>\nSo <answer>5</answer>, or", "chat", "malformed"), ("<think>\nHm.</think>\n<think>\n" + GUESS, "chat", "malformed"),
     ("<think>\nHm.</think>\n<answer>5</answer>", "chat", "correct"), ("```output\n<think>\n5\n```", "direct", "malformed"),
     ("<think>so <answer>5</answer>", "base", "correct"), ("<think>\n" + GUESS, "base", "malformed")])
