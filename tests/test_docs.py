@@ -115,7 +115,7 @@ def test_flags_and_files_exist(page):
     known = {config.spelled(name) for name in vars(config.Config())} | {"--help", "--local-addr", "--shutdown-timeout"}
     for text in [path.read_text(encoding="utf-8") for path in (*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/*.py"))] + commands(page):
         known |= set(FLAG.findall(text))
-    if page not in ("LOG.md", "docs/lasting.md"):               # they keep the flags of their day
+    if page != "LOG.md":                        # it keeps the flags of its day
         assert {FLAG.match(span)[0] for span in spans(page) if FLAG.match(span)} <= known
     for span in spans(page):
         if re.fullmatch(r"[\w./]+(?:\.(?:py|md|txt)|/)", span) and not span.startswith(("out/", "step_", "probe/")):
