@@ -128,7 +128,7 @@ def test_a_token_is_weighed_by_training_over_rollout():
     assert torch.autograd.grad(loss.sum(), half)[0].tolist() == pytest.approx([-2.0, -2.0, 1.5])
 
 
-@pytest.mark.parametrize("algo, targets", zip(ALGORITHMS, [TARGETS, ("k_proj", "gate_proj", "down_proj")] * 2))
+@pytest.mark.parametrize("algo, targets", list(zip(ALGORITHMS, [TARGETS, ("k_proj", "gate_proj", "down_proj")] * 2)))
 def test_joint_gradient_equals_the_loop_over_peft_members(tiny, population, tmp_path, algo, targets):
     """By peft and transformers, the loss written out: with a temperature, KL and entropy. Rows of the base are among the members'."""
     peft = pytest.importorskip("peft")
