@@ -257,13 +257,13 @@ def free_memory(device: torch.device, root: Path = Path("/")) -> float:
     if meminfo.exists():
         [kilobytes] = re.findall(r"MemAvailable: *(\d+)", meminfo.read_text())
         free = int(kilobytes) / 2 ** 20
-    for file, name in CGROUPS.items():
-        path = root / "sys/fs/cgroup" / file
-        with suppress(OSError, ValueError):             # it is not there, or says "max"
-            limit = int(path.read_text())
+    for limit, name in CGROUPS.items():
+        path = root / "sys/fs/cgroup" / limit
+        text = path.read_text().strip() if path.exists() else "max"
+        if text != "max":
             stat = path.with_name("memory.stat").read_text()
             [used] = re.findall(rf"^{name} (\d+)", stat, re.M)
-            free = min(free, (limit - int(used)) / 2 ** 30)
+            free = min(free, (int(text) - int(used)) / 2 ** 30)
     return free / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
