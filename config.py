@@ -17,7 +17,7 @@ MATCHING = ("pfsp", "uniform")
 EVOLVE = ("mixed", "mutation", "crossover", *OPERATORS, "none")
 ALARMS = ("collapse", "gaming", "forgetting", "flat", "format")
 MANY = 10**9
-AT_LEAST_1 = (1, MANY)                # the numbers that most flags may have
+AT_LEAST_1 = (1, MANY)                # what a count may be
 
 # What --algo sets where the command line says nothing. Sources: rl.py.
 ALGORITHMS = {

@@ -216,8 +216,9 @@ def answer_all(
     rows = out.rows("answers.jsonl")
     n_answers = Counter(map(question_of, rows))         # a question counts as asked if all are there
     rows = [row for row in rows if n_answers[question_of(row)] == args.samples]
-    (out.path / "answers.jsonl").unlink(missing_ok=True)        # it may end in half a line
-    out.append(answers=rows)
+    part = out.path / "answers.jsonl.part"              # a kill leaves the old file whole
+    part.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    part.replace(out.path / "answers.jsonl")
     base, new = setup.base, setup.cfg.max_new_tokens
     context = base.model.cfg.max_position_embeddings
     wanted = set()                      # questions of this call
